@@ -1,0 +1,245 @@
+"""Tickets: what became of every shard of every object of one load or save.
+
+A ticket has two questions, each answered once per object and never taken back:
+
+* *results*: are the bytes where the call promised? (load: in the target; save: readable by every process of
+  the node, from the ring or from the medium)
+* *durable results*: are the bytes on the medium? (a load or a prefetch asks nothing of the medium, so its
+  durable results follow its results)
+
+No failure can be lost: an object that failed the first question fails the second with the same code, a code
+that was given cannot be overwritten, and a waiter that sees ``True`` from `wait_durable` has every byte on the
+medium.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm_core.ops import metrics
+
+Codes = npt.NDArray[np.uint8]
+Indices = npt.ArrayLike
+
+_log = logging.getLogger(__name__)
+
+
+class ResultCode(IntEnum):
+    """The outcome of one shard. Every code but ``OK`` means: these bytes are not there, do not use them."""
+
+    OK = 0
+    """The bytes are where the call promised."""
+    MISS = 1
+    """Nothing is stored under this key."""
+    CORRUPT = 2
+    """Something was stored that is not this object (short, flipped, swapped, foreign); it was dropped."""
+    NO_SPACE = 3
+    """No ring slot in bounded time, a full file system, or the capacity bound."""
+    UNAVAILABLE = 4
+    """The medium answered with an error that may pass (EIO, ESTALE, EACCES, a read-only root)."""
+    TIMEOUT = 5
+    """Another reader of the same object did not finish in bounded time."""
+    INVALID = 6
+    """The caller's source or target raised."""
+    CANCELLED = 7
+    """Cancelled, or closed, before the work began."""
+    PENDING = 255
+    """Not known yet; never seen in a ticket that is done."""
+
+
+class Level(IntEnum):
+    """How far the bytes of a save have come."""
+
+    SUBMITTED = 0
+    """Accepted, nothing promised."""
+    IN_RING = 1
+    """Readable by every process of this node while the ring lives."""
+    ON_MEDIUM = 2
+    """Renamed into place: survives kill -9 of every process."""
+    SYNCED = 3
+    """Flushed to the device: survives loss of power."""
+
+
+class Ticket:
+    """The live record of one batch, written by the store and read by the caller, on any thread.
+
+    ``results`` has the shape ``[objects, shards]``. A ticket for zero objects is done at once.
+
+    >>> ticket = Ticket(2, shards=3, durable=False)
+    >>> ticket.settle([0], ResultCode.OK)
+    >>> ticket.wait(timeout_s=0)
+    False
+    >>> ticket.settle([1], ResultCode.MISS)
+    >>> ticket.wait(timeout_s=0), ticket.ok
+    (True, False)
+    >>> ticket.object_results.tolist()
+    [0, 1]
+    """
+
+    def __init__(self, objects: int, shards: int = 1, *, durable: bool) -> None:
+        self._changed = threading.Condition()
+        self._results: Codes = np.full((objects, shards), ResultCode.PENDING, dtype=np.uint8)
+        self._durable: Codes = np.full(objects, ResultCode.PENDING, dtype=np.uint8)
+        self._levels: Codes = np.full(objects, Level.SUBMITTED, dtype=np.uint8)
+        self._asks_medium = durable
+        self._cancelled = False
+        self._callbacks: list[Callable[[Ticket], None]] = []
+
+    # -- what the caller reads
+
+    @property
+    def results(self) -> Codes:
+        """A copy of the codes so far, ``uint8[objects, shards]`` of `ResultCode`."""
+        with self._changed:
+            return self._results.copy()
+
+    @property
+    def object_results(self) -> Codes:
+        """One code per object, ``uint8[objects]``: ``OK`` when all shards are, else the first other code."""
+        with self._changed:
+            return _worst(self._results)
+
+    @property
+    def durable_results(self) -> Codes:
+        """One code per object for the medium, ``uint8[objects]``."""
+        with self._changed:
+            return self._durable.copy()
+
+    @property
+    def levels(self) -> Codes:
+        """How far each object has come, ``uint8[objects]`` of `Level`; a failed object stays where it was."""
+        with self._changed:
+            return self._levels.copy()
+
+    @property
+    def level(self) -> Level:
+        """The level that *every* object has reached (`Level.SYNCED` for a batch of none)."""
+        levels = self.levels
+        return Level(int(levels.min())) if levels.size else Level.SYNCED
+
+    @property
+    def done(self) -> bool:
+        """True when every shard has its code."""
+        with self._changed:
+            return self._is_done()
+
+    @property
+    def ok(self) -> bool:
+        """True when every shard of every object is ``OK`` (False while any is pending)."""
+        with self._changed:
+            return not self._results.any()
+
+    @property
+    def cancelled(self) -> bool:
+        """True once `cancel` was called; work that has begun still ends with its own code."""
+        return self._cancelled
+
+    def wait(self, timeout_s: float | None = None, *, shard: int | None = None) -> bool:
+        """Wait until every object has its code (of one ``shard``, or of all). False: not within ``timeout_s``.
+
+        True says that the codes are known, not that they are good: read `ok` or `results`.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_done(shard), timeout_s)
+
+    def wait_durable(self, timeout_s: float | None = None) -> bool:
+        """Wait for the medium. True only when every object is on it; `durable_results` says what is not."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._durable == ResultCode.PENDING).any(), timeout_s)
+            return not self._durable.any()
+
+    def cancel(self) -> None:
+        """Ask that work which has not begun is not begun. Wait for the ticket before memory is reused."""
+        self._cancelled = True
+
+    def add_done_callback(self, callback: Callable[[Ticket], None]) -> None:
+        """Call ``callback(ticket)`` once when every shard has its code; at once when that is so already.
+
+        It runs on the thread that settles the last shard and must be short. What it raises is logged and
+        counted (``ucm_errors_total{where="ticket_callback"}``), and does not disturb the store.
+        """
+        with self._changed:
+            if not self._is_done():
+                self._callbacks.append(callback)
+                return
+        self._call(callback)
+
+    # -- what the store writes
+
+    def settle(self, objects: Indices, codes: npt.ArrayLike, *, shards: slice = slice(None)) -> None:
+        """Give ``objects`` (indices) their code, one for all or one each. A shard that has one keeps it."""
+        index, values = _pairs(objects, codes)
+        with self._changed:
+            window = self._results[index, shards]
+            self._results[index, shards] = np.where(window == ResultCode.PENDING, values[:, None], window)
+            self._follow(index)
+            self._changed.notify_all()
+            callbacks = self._take_callbacks()
+        for callback in callbacks:
+            self._call(callback)
+
+    def settle_durable(self, objects: Indices, codes: npt.ArrayLike, *, level: Level = Level.ON_MEDIUM) -> None:
+        """Say what the medium did with ``objects``; an object that has a durable code keeps it."""
+        index, values = _pairs(objects, codes)
+        with self._changed:
+            pending = self._durable[index] == ResultCode.PENDING
+            self._durable[index] = np.where(pending, values, self._durable[index])
+            reached = index[pending & (values == ResultCode.OK)]
+            self._levels[reached] = np.maximum(self._levels[reached], level)
+            self._changed.notify_all()
+
+    def settle_rest(self, code: ResultCode) -> None:
+        """Give everything that is still pending, on either level, this code (the border of a worker)."""
+        everything = np.arange(self._durable.size)
+        self.settle(everything, code)
+        self.settle_durable(everything, code)
+
+    # -- private
+
+    def _is_done(self, shard: int | None = None) -> bool:
+        window = self._results if shard is None else self._results[:, shard]
+        return not (window == ResultCode.PENDING).any()
+
+    def _follow(self, index: npt.NDArray[np.int64]) -> None:
+        """Carry settled results to the durable side: failures always, successes when no medium is asked."""
+        codes = _worst(self._results[index])
+        settled = codes != ResultCode.PENDING
+        good = index[settled & (codes == ResultCode.OK)]
+        self._levels[good] = np.maximum(self._levels[good], Level.IN_RING)
+        final = settled & (self._durable[index] == ResultCode.PENDING)
+        if self._asks_medium:
+            final &= codes != ResultCode.OK
+        self._durable[index[final]] = codes[final]
+
+    def _take_callbacks(self) -> list[Callable[[Ticket], None]]:
+        if not self._is_done():
+            return []
+        taken, self._callbacks = self._callbacks, []
+        return taken
+
+    def _call(self, callback: Callable[[Ticket], None]) -> None:
+        try:
+            callback(self)
+        except Exception:  # the caller's code on the store's thread: its failure is not the store's
+            metrics.ERRORS.labels(where="ticket_callback").inc()
+            _log.exception("a ticket's done callback raised")
+
+
+def _pairs(objects: Indices, codes: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], Codes]:
+    index = np.atleast_1d(np.asarray(objects, dtype=np.int64))
+    return index, np.broadcast_to(np.asarray(codes, dtype=np.uint8), index.shape)
+
+
+def _worst(results: Codes) -> Codes:
+    """Reduce shards to one code: pending wins (not known yet), then the first code that is not ``OK``."""
+    if results.shape[1] == 0:
+        return np.zeros(results.shape[0], dtype=np.uint8)
+    pending = (results == ResultCode.PENDING).any(axis=1)
+    first = np.take_along_axis(results, (results != ResultCode.OK).argmax(axis=1)[:, None], axis=1)[:, 0]
+    return np.where(pending, np.uint8(ResultCode.PENDING), first)

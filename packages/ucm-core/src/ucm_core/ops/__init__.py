@@ -1,0 +1,1 @@
+"""How people run it: configuration and metrics."""

@@ -1,0 +1,140 @@
+"""The settings of a cache: typed, with defaults that work without a file, unknown keys refused.
+
+Sizes are numbers of bytes or strings such as ``"10GB"`` (10^10) and ``"10GiB"`` (10 x 2^30).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ucm_core.errors import ConfigError
+
+Size = Annotated[ByteSize, Field(gt=0)]
+
+DEFAULT_DISK_BYTES = 100 * 10**9
+MAX_GRAIN_TOKENS = 1 << 20
+
+
+def default_root() -> Path:
+    """``$XDG_CACHE_HOME/ucm``, by default ``~/.cache/ucm``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ucm"
+
+
+class CacheConfig(BaseModel):
+    """Everything a user may set; frozen. Every bad value raises `ConfigError` with the key and the remedy.
+
+    >>> CacheConfig(root="/tmp/cache", disk_bytes="2GiB").disk_bytes
+    2147483648
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    root: Path = Field(default_factory=default_root)
+    """Directory of the cache; made when missing."""
+    ring_bytes: Size | None = None
+    """Shared memory of all rows of one namespace together; None = 10 % of RAM, at most half the free /dev/shm."""
+    disk_bytes: Size | None = None
+    """Bound of all files under the root; None = 100 GB, at most half of what the disk could give."""
+    grain_tokens: Annotated[int, Field(gt=0, le=MAX_GRAIN_TOKENS)] = 64
+    """Tokens per step of the prefix chain; part of the namespace."""
+    block_tokens: Annotated[int, Field(gt=0)] | None = None
+    """Tokens per block of the chain rows, a multiple of the grain; None = the grain."""
+    io_threads: Annotated[int, Field(gt=0, le=64)] | None = None
+    """Threads that read and write files, for all rows together; None = twice the cores, at most 4."""
+    sync: bool = False
+    """Flush every file to the device before it counts as stored (survives loss of power)."""
+    weight_digest: Literal["full"] = "full"
+    """How weights are identified: all bytes of all safetensors files."""
+    save_wait_s: Annotated[float, Field(ge=0, le=60)] = 0.5
+    """Longest time that one save may wait for room in the ring before it keeps less."""
+    load_wait_s: Annotated[float, Field(ge=0, le=600)] = 10.0
+    """Longest time that one load waits for another reader of the same object before it reads by itself."""
+
+    def __init__(self, **values: object) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_explain(error)) from None
+
+    @classmethod
+    def load(cls, source: CacheConfig | Mapping[str, object] | str | os.PathLike[str] | None = None) -> Self:
+        """Settings from a YAML or JSON file, a mapping, or (None) the defaults; an instance is returned as it is."""
+        if isinstance(source, cls):
+            return source
+        if source is None:
+            return cls()
+        values = source if isinstance(source, Mapping) else _read(Path(os.fspath(source)))  # type: ignore[arg-type]
+        return cls(**{str(key): value for key, value in values.items()})
+
+    @field_validator("root", mode="before")
+    @classmethod
+    def _root_is_named(cls, value: object) -> object:
+        if isinstance(value, str | Path) and (not str(value).strip(". ") or "\0" in str(value)):
+            raise ValueError(f"{str(value)!r} does not name a directory; give a path such as ~/.cache/ucm")
+        return Path(value).expanduser() if isinstance(value, str | Path) else value
+
+    @model_validator(mode="after")
+    def _blocks_are_grains(self) -> Self:
+        if self.block_tokens is not None and self.block_tokens % self.grain_tokens:
+            raise ValueError(
+                f"block_tokens = {self.block_tokens} is not a multiple of grain_tokens = {self.grain_tokens};"
+                f" use {-(-self.block_tokens // self.grain_tokens) * self.grain_tokens}"
+            )
+        return self
+
+    def thread_count(self) -> int:
+        """The number of I/O threads of one cache."""
+        return self.io_threads or min(4, 2 * (os.cpu_count() or 1))
+
+    def disk_limit_bytes(self, used_bytes: int = 0) -> int:
+        """The capacity bound; ``used_bytes`` is what the cache holds already, which it could give up."""
+        if self.disk_bytes is not None:
+            return int(self.disk_bytes)
+        return min(DEFAULT_DISK_BYTES, (_free_bytes(self.root) + used_bytes) // 2)
+
+
+def _free_bytes(path: Path) -> int:
+    for candidate in (path, *path.parents):
+        try:
+            return shutil.disk_usage(candidate).free
+        except OSError:
+            continue
+    return 0
+
+
+def _read(path: Path) -> Mapping[str, object]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"configuration file {path}: {error.strerror}; give a readable YAML or JSON file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file {path} is neither YAML nor JSON: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"configuration file {path} holds a {type(values).__name__}; it must hold a mapping of settings")
+    return values
+
+
+def _explain(error: ValidationError) -> str:
+    return "; ".join(_explain_one(dict(detail)) for detail in error.errors())
+
+
+def _explain_one(detail: dict[str, object]) -> str:
+    location = detail["loc"]
+    key = str(location[0]) if isinstance(location, tuple) and location else ""
+    if detail["type"] == "extra_forbidden":
+        known = list(CacheConfig.model_fields)
+        close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}"
+        return f"unknown setting {key!r}; {hint}"
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return f"setting {key!r} = {detail['input']!r}: {message}" if key else message

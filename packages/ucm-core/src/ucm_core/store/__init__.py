@@ -1,0 +1,1 @@
+"""Where bytes are: a shared-memory ring over files."""

@@ -1,0 +1,151 @@
+"""Tickets: no failure is lost, nothing is taken back, waiters wake."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucm_core.flow.ticket import Level, ResultCode, Ticket
+from ucm_core.ops import metrics
+
+FAILURES = [code for code in ResultCode if code not in (ResultCode.OK, ResultCode.PENDING)]
+
+
+def test_a_ticket_for_nothing_is_done_and_durable() -> None:
+    ticket = Ticket(0, shards=4, durable=True)
+    assert ticket.wait(0) and ticket.wait_durable(0) and ticket.ok
+    assert ticket.level is Level.SYNCED
+
+
+def test_pending_is_neither_done_nor_ok() -> None:
+    ticket = Ticket(2, shards=2, durable=True)
+    ticket.settle([0], ResultCode.OK)
+    assert not ticket.done and not ticket.ok and not ticket.wait(0) and not ticket.wait_durable(0)
+
+
+@pytest.mark.parametrize("code", FAILURES)
+def test_a_failed_result_is_a_failed_durable_result(code: ResultCode) -> None:
+    ticket = Ticket(1, durable=True)
+    ticket.settle([0], code)
+    ticket.settle_durable([0], ResultCode.OK)
+    assert not ticket.wait_durable(0)
+    assert ticket.durable_results.tolist() == [code] and ticket.object_results.tolist() == [code]
+
+
+def test_a_code_is_never_taken_back() -> None:
+    ticket = Ticket(1, shards=2, durable=False)
+    ticket.settle([0], ResultCode.CORRUPT, shards=slice(0, 1))
+    ticket.settle([0], ResultCode.OK)
+    assert ticket.results.tolist() == [[ResultCode.CORRUPT, ResultCode.OK]]
+    assert ticket.object_results.tolist() == [ResultCode.CORRUPT]
+
+
+def test_a_medium_failure_leaves_the_result_good() -> None:
+    ticket = Ticket(2, durable=True)
+    ticket.settle([0, 1], ResultCode.OK)
+    ticket.settle_durable([0, 1], [ResultCode.OK, ResultCode.NO_SPACE])
+    assert ticket.ok and not ticket.wait_durable(0)
+    assert ticket.durable_results.tolist() == [ResultCode.OK, ResultCode.NO_SPACE]
+    assert ticket.levels.tolist() == [Level.ON_MEDIUM, Level.IN_RING]
+
+
+def test_the_level_is_the_lowest_of_all_objects() -> None:
+    ticket = Ticket(2, durable=True)
+    assert ticket.level is Level.SUBMITTED
+    ticket.settle([0, 1], ResultCode.OK)
+    assert ticket.level is Level.IN_RING
+    ticket.settle_durable([0], ResultCode.OK, level=Level.SYNCED)
+    assert ticket.level is Level.IN_RING
+    ticket.settle_durable([1], ResultCode.OK)
+    assert ticket.level is Level.ON_MEDIUM
+
+
+def test_a_load_asks_nothing_of_the_medium() -> None:
+    ticket = Ticket(1, durable=False)
+    ticket.settle([0], ResultCode.OK)
+    assert ticket.wait_durable(0)
+
+
+def test_one_shard_can_be_waited_for() -> None:
+    ticket = Ticket(2, shards=3, durable=False)
+    ticket.settle([0, 1], ResultCode.OK, shards=slice(1, 2))
+    assert ticket.wait(0, shard=1) and not ticket.wait(0, shard=2)
+
+
+def test_waiters_on_other_threads_wake() -> None:
+    ticket = Ticket(1, durable=True)
+    answers: list[bool] = []
+    waiters = [threading.Thread(target=lambda w=w: answers.append(w(30.0))) for w in (ticket.wait, ticket.wait_durable)]
+    for waiter in waiters:
+        waiter.start()
+    ticket.settle([0], ResultCode.OK)
+    ticket.settle_durable([0], ResultCode.OK)
+    for waiter in waiters:
+        waiter.join()
+    assert answers == [True, True]
+
+
+def test_callbacks_run_once_whether_early_or_late() -> None:
+    ticket = Ticket(1, durable=False)
+    seen: list[str] = []
+    ticket.add_done_callback(lambda _: seen.append("early"))
+    assert seen == []
+    ticket.settle([0], ResultCode.OK)
+    ticket.settle([0], ResultCode.OK)
+    ticket.add_done_callback(lambda _: seen.append("late"))
+    assert seen == ["early", "late"]
+
+
+def test_a_raising_callback_is_counted_and_the_next_still_runs() -> None:
+    before = metrics.ERRORS.labels(where="ticket_callback")._value.get()
+    ticket = Ticket(1, durable=False)
+    seen: list[Ticket] = []
+    ticket.add_done_callback(lambda _: 1 // 0)
+    ticket.add_done_callback(seen.append)
+    ticket.settle([0], ResultCode.OK)
+    assert seen == [ticket]
+    assert metrics.ERRORS.labels(where="ticket_callback")._value.get() == before + 1
+
+
+def test_the_rest_can_be_settled_at_a_border() -> None:
+    ticket = Ticket(3, shards=2, durable=True)
+    ticket.settle([0], ResultCode.OK)
+    ticket.settle_rest(ResultCode.UNAVAILABLE)
+    assert ticket.object_results.tolist() == [ResultCode.OK, ResultCode.UNAVAILABLE, ResultCode.UNAVAILABLE]
+    assert ticket.durable_results.tolist() == [ResultCode.UNAVAILABLE] * 3
+
+
+def test_what_the_caller_reads_is_a_copy() -> None:
+    ticket = Ticket(1, durable=True)
+    ticket.results[:] = ResultCode.OK
+    ticket.durable_results[:] = ResultCode.OK
+    assert not ticket.done and not ticket.ok
+
+
+events = st.lists(
+    st.tuples(st.sampled_from(["settle", "durable"]), st.integers(0, 3), st.sampled_from([ResultCode.OK, *FAILURES]))
+)
+
+
+@given(events)
+def test_the_first_code_of_each_question_stands(moves: list[tuple[str, int, ResultCode]]) -> None:
+    ticket = Ticket(4, shards=2, durable=True)
+    results: dict[int, int] = {}
+    durable: dict[int, int] = {}
+    for move, index, code in moves:
+        if move == "settle":
+            ticket.settle([index], code)
+            results.setdefault(index, code)
+            if results[index] != ResultCode.OK:
+                durable.setdefault(index, results[index])
+        else:
+            ticket.settle_durable([index], code)
+            durable.setdefault(index, code)
+    expected = np.array([results.get(i, ResultCode.PENDING) for i in range(4)])
+    assert (ticket.results == expected[:, None]).all()
+    assert ticket.durable_results.tolist() == [durable.get(i, ResultCode.PENDING) for i in range(4)]
+    assert ticket.done == (ResultCode.PENDING not in expected)

@@ -1,0 +1,119 @@
+"""Settings: typed, closed, with errors that name the key, the numbers and the remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ucm_core.errors import ConfigError
+from ucm_core.ops.config import CacheConfig
+
+
+def test_defaults_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere/cache")
+    config = CacheConfig.load()
+    assert config.root == Path("/somewhere/cache/ucm")
+    assert (config.grain_tokens, config.block_tokens, config.sync) == (64, None, False)
+
+
+def test_the_default_root_is_under_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert CacheConfig.load(None).root == Path("/home/somebody/.cache/ucm")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("10GB", 10 * 10**9), ("10GiB", 10 << 30), ("4096", 4096), (4096, 4096), ("1.5 MiB", 3 << 19)]
+)
+def test_sizes_are_numbers_or_words(text: object, size: int) -> None:
+    assert CacheConfig.load({"ring_bytes": text, "disk_bytes": text}).ring_bytes == size
+
+
+@pytest.mark.parametrize("name", ["ucm.yaml", "ucm.json"])
+def test_a_file_is_yaml_or_json(tmp_path: Path, name: str) -> None:
+    values = {"root": str(tmp_path / "cache"), "disk_bytes": "2GB", "sync": True}
+    (tmp_path / name).write_text(json.dumps(values))
+    config = CacheConfig.load(tmp_path / name)
+    assert (config.root, config.disk_bytes, config.sync) == (tmp_path / "cache", 2 * 10**9, True)
+    assert CacheConfig.load(str(tmp_path / name)) == config and CacheConfig.load(config) is config
+
+
+def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "ucm.yaml").write_text("# nothing set\n")
+    assert CacheConfig.load(tmp_path / "ucm.yaml") == CacheConfig()
+
+
+@pytest.mark.parametrize(
+    ("key", "close"), [("disk_byte", "disk_bytes"), ("ringbytes", "ring_bytes"), ("grain-tokens", "grain_tokens")]
+)
+def test_an_unknown_key_is_refused_with_the_closest(key: str, close: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown setting '{key}'; did you mean '{close}'"):
+        CacheConfig.load({key: 1})
+
+
+def test_an_unknown_key_without_a_neighbour_lists_all() -> None:
+    with pytest.raises(ConfigError, match="unknown setting 'zzz'; the settings are root, ring_bytes"):
+        CacheConfig(zzz=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("disk_bytes", "many"), ("disk_bytes", 0), ("disk_bytes", -1), ("ring_bytes", "-5GB"), ("grain_tokens", 0),
+        ("grain_tokens", 1.5), ("grain_tokens", 2**20 + 1), ("io_threads", 0), ("io_threads", 65), ("save_wait_s", -1),
+        ("save_wait_s", float("nan")), ("load_wait_s", float("inf")), ("sync", "perhaps"), ("weight_digest", "sampled"),
+        ("root", ""), ("root", "."), ("root", "a\0b"), ("root", 7), ("root", None),
+    ],
+)  # fmt: skip
+def test_a_bad_value_names_its_key(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"setting '{key}' = "):
+        CacheConfig.load({key: value})
+
+
+def test_blocks_are_whole_grains() -> None:
+    assert CacheConfig(grain_tokens=16, block_tokens=48).block_tokens == 48
+    with pytest.raises(ConfigError, match=r"block_tokens = 100 .* grain_tokens = 64; use 128"):
+        CacheConfig(block_tokens=100)
+
+
+def test_every_bad_key_is_named_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)io_threads.*unknown setting 'bad'"):
+        CacheConfig.load({"io_threads": 0, "bad": 1})
+
+
+@pytest.mark.parametrize(("text", "message"), [("[1, 2]", "holds a list"), ("a: [", "neither YAML nor JSON")])
+def test_a_file_that_is_no_mapping(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "ucm.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        CacheConfig.load(tmp_path / "ucm.yaml")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: No such file"):
+        CacheConfig.load(tmp_path / "nowhere.yaml")
+
+
+def test_nothing_is_made_by_reading_settings(tmp_path: Path) -> None:
+    CacheConfig.load({"root": str(tmp_path / "cache")})
+    assert not (tmp_path / "cache").exists()
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        CacheConfig().sync = True
+
+
+def test_the_disk_bound_by_default_is_half_of_what_could_be_had(tmp_path: Path) -> None:
+    free = os.statvfs(tmp_path)
+    config = CacheConfig(root=tmp_path / "not" / "yet")
+    bound = config.disk_limit_bytes()
+    assert 0 < bound <= min(100 * 10**9, free.f_bavail * free.f_frsize)
+    assert CacheConfig(root=tmp_path, disk_bytes=4096).disk_limit_bytes(10**12) == 4096
+
+
+def test_threads_are_few() -> None:
+    assert 1 <= CacheConfig().thread_count() <= 4
+    assert CacheConfig(io_threads=9).thread_count() == 9
