@@ -79,7 +79,10 @@ def test_one_shard_can_be_waited_for() -> None:
 def test_waiters_on_other_threads_wake() -> None:
     ticket = Ticket(1, durable=True)
     answers: list[bool] = []
-    waiters = [threading.Thread(target=lambda w=w: answers.append(w(30.0))) for w in (ticket.wait, ticket.wait_durable)]
+    waiters = [
+        threading.Thread(target=lambda w=w: answers.append(w(30.0)))
+        for w in (ticket.wait, ticket.wait_durable)
+    ]
     for waiter in waiters:
         waiter.start()
     ticket.settle([0], ResultCode.OK)
@@ -127,7 +130,9 @@ def test_what_the_caller_reads_is_a_copy() -> None:
 
 
 events = st.lists(
-    st.tuples(st.sampled_from(["settle", "durable"]), st.integers(0, 3), st.sampled_from([ResultCode.OK, *FAILURES]))
+    st.tuples(
+        st.sampled_from(["settle", "durable"]), st.integers(0, 3), st.sampled_from([ResultCode.OK, *FAILURES])
+    )
 )
 
 

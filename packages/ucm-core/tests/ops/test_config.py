@@ -26,7 +26,8 @@ def test_the_default_root_is_under_home(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("10GB", 10 * 10**9), ("10GiB", 10 << 30), ("4096", 4096), (4096, 4096), ("1.5 MiB", 3 << 19)]
+    ("text", "size"),
+    [("10GB", 10 * 10**9), ("10GiB", 10 << 30), ("4096", 4096), (4096, 4096), ("1.5 MiB", 3 << 19)],
 )
 def test_sizes_are_numbers_or_words(text: object, size: int) -> None:
     assert CacheConfig.load({"ring_bytes": text, "disk_bytes": text}).ring_bytes == size
@@ -47,7 +48,8 @@ def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "close"), [("disk_byte", "disk_bytes"), ("ringbytes", "ring_bytes"), ("grain-tokens", "grain_tokens")]
+    ("key", "close"),
+    [("disk_byte", "disk_bytes"), ("ringbytes", "ring_bytes"), ("grain-tokens", "grain_tokens")],
 )
 def test_an_unknown_key_is_refused_with_the_closest(key: str, close: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown setting '{key}'; did you mean '{close}'"):
@@ -59,15 +61,20 @@ def test_an_unknown_key_without_a_neighbour_lists_all() -> None:
         CacheConfig(zzz=1)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("disk_bytes", "many"), ("disk_bytes", 0), ("disk_bytes", -1), ("ring_bytes", "-5GB"), ("grain_tokens", 0),
-        ("grain_tokens", 1.5), ("grain_tokens", 2**20 + 1), ("io_threads", 0), ("io_threads", 65), ("save_wait_s", -1),
-        ("save_wait_s", float("nan")), ("load_wait_s", float("inf")), ("sync", "perhaps"), ("weight_digest", "sampled"),
-        ("root", ""), ("root", "."), ("root", "a\0b"), ("root", 7), ("root", None),
-    ],
-)  # fmt: skip
+BAD_VALUES: dict[str, list[object]] = {
+    "disk_bytes": ["many", 0, -1],
+    "ring_bytes": ["-5GB"],
+    "grain_tokens": [0, 1.5, 2**20 + 1],
+    "io_threads": [0, 65],
+    "save_wait_s": [-1, float("nan")],
+    "load_wait_s": [float("inf")],
+    "sync": ["perhaps"],
+    "weight_digest": ["sampled"],
+    "root": ["", ".", "a\0b", 7, None],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key in BAD_VALUES for value in BAD_VALUES[key]])
 def test_a_bad_value_names_its_key(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"setting '{key}' = "):
         CacheConfig.load({key: value})

@@ -8,8 +8,8 @@ A ticket has two questions, each answered once per object and never taken back:
   durable results follow its results)
 
 No failure can be lost: an object that failed the first question fails the second with the same code, a code
-that was given cannot be overwritten, and a waiter that sees ``True`` from `wait_durable` has every byte on the
-medium.
+that was given cannot be overwritten, and a waiter that sees ``True`` from `wait_durable` has every byte on
+the medium.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Ticket:
         return self._cancelled
 
     def wait(self, timeout_s: float | None = None, *, shard: int | None = None) -> bool:
-        """Wait until every object has its code (of one ``shard``, or of all). False: not within ``timeout_s``.
+        """Wait until every object has its code (of one ``shard``, or of all); False: not in ``timeout_s``.
 
         True says that the codes are known, not that they are good: read `ok` or `results`.
         """
@@ -184,7 +184,9 @@ class Ticket:
         for callback in callbacks:
             self._call(callback)
 
-    def settle_durable(self, objects: Indices, codes: npt.ArrayLike, *, level: Level = Level.ON_MEDIUM) -> None:
+    def settle_durable(
+        self, objects: Indices, codes: npt.ArrayLike, *, level: Level = Level.ON_MEDIUM
+    ) -> None:
         """Say what the medium did with ``objects``; an object that has a durable code keeps it."""
         index, values = _pairs(objects, codes)
         with self._changed:

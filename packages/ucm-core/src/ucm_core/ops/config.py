@@ -40,7 +40,7 @@ class CacheConfig(BaseModel):
     root: Path = Field(default_factory=default_root)
     """Directory of the cache; made when missing."""
     ring_bytes: Size | None = None
-    """Shared memory of all rows of one namespace together; None = 10 % of RAM, at most half the free /dev/shm."""
+    """Shared memory of all rows of a namespace; None = 10 % of RAM, at most half the free /dev/shm."""
     disk_bytes: Size | None = None
     """Bound of all files under the root; None = 100 GB, at most half of what the disk could give."""
     grain_tokens: Annotated[int, Field(gt=0, le=MAX_GRAIN_TOKENS)] = 64
@@ -66,7 +66,7 @@ class CacheConfig(BaseModel):
 
     @classmethod
     def load(cls, source: CacheConfig | Mapping[str, object] | str | os.PathLike[str] | None = None) -> Self:
-        """Settings from a YAML or JSON file, a mapping, or (None) the defaults; an instance is returned as it is."""
+        """Settings from a YAML or JSON file, a mapping, or (None) the defaults; an instance as it is."""
         if isinstance(source, cls):
             return source
         if source is None:
@@ -114,13 +114,17 @@ def _read(path: Path) -> Mapping[str, object]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"configuration file {path}: {error.strerror}; give a readable YAML or JSON file") from None
+        raise ConfigError(
+            f"configuration file {path}: {error.strerror}; give a readable YAML or JSON file"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {path} is neither YAML nor JSON: {error}") from None
     if values is None:
         return {}
     if not isinstance(values, Mapping):
-        raise ConfigError(f"configuration file {path} holds a {type(values).__name__}; it must hold a mapping of settings")
+        raise ConfigError(
+            f"configuration file {path} holds a {type(values).__name__}; it must hold a mapping of settings"
+        )
     return values
 
 
