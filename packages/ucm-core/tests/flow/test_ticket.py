@@ -17,14 +17,19 @@ FAILURES = [code for code in ResultCode if code not in (ResultCode.OK, ResultCod
 
 def test_a_ticket_for_nothing_is_done_and_durable() -> None:
     ticket = Ticket(0, shards=4, durable=True)
-    assert ticket.wait(0) and ticket.wait_durable(0) and ticket.ok
+    assert ticket.wait(0)
+    assert ticket.wait_durable(0)
+    assert ticket.ok
     assert ticket.level is Level.SYNCED
 
 
 def test_pending_is_neither_done_nor_ok() -> None:
     ticket = Ticket(2, shards=2, durable=True)
     ticket.settle([0], ResultCode.OK)
-    assert not ticket.done and not ticket.ok and not ticket.wait(0) and not ticket.wait_durable(0)
+    assert not ticket.done
+    assert not ticket.ok
+    assert not ticket.wait(0)
+    assert not ticket.wait_durable(0)
 
 
 @pytest.mark.parametrize("code", FAILURES)
@@ -33,7 +38,8 @@ def test_a_failed_result_is_a_failed_durable_result(code: ResultCode) -> None:
     ticket.settle([0], code)
     ticket.settle_durable([0], ResultCode.OK)
     assert not ticket.wait_durable(0)
-    assert ticket.durable_results.tolist() == [code] and ticket.object_results.tolist() == [code]
+    assert ticket.durable_results.tolist() == [code]
+    assert ticket.object_results.tolist() == [code]
 
 
 def test_a_code_is_never_taken_back() -> None:
@@ -48,7 +54,8 @@ def test_a_medium_failure_leaves_the_result_good() -> None:
     ticket = Ticket(2, durable=True)
     ticket.settle([0, 1], ResultCode.OK)
     ticket.settle_durable([0, 1], [ResultCode.OK, ResultCode.NO_SPACE])
-    assert ticket.ok and not ticket.wait_durable(0)
+    assert ticket.ok
+    assert not ticket.wait_durable(0)
     assert ticket.durable_results.tolist() == [ResultCode.OK, ResultCode.NO_SPACE]
     assert ticket.levels.tolist() == [Level.ON_MEDIUM, Level.IN_RING]
 
@@ -73,7 +80,8 @@ def test_a_load_asks_nothing_of_the_medium() -> None:
 def test_one_shard_can_be_waited_for() -> None:
     ticket = Ticket(2, shards=3, durable=False)
     ticket.settle([0, 1], ResultCode.OK, shards=slice(1, 2))
-    assert ticket.wait(0, shard=1) and not ticket.wait(0, shard=2)
+    assert ticket.wait(0, shard=1)
+    assert not ticket.wait(0, shard=2)
 
 
 def test_waiters_on_other_threads_wake() -> None:
@@ -126,7 +134,8 @@ def test_what_the_caller_reads_is_a_copy() -> None:
     ticket = Ticket(1, durable=True)
     ticket.results[:] = ResultCode.OK
     ticket.durable_results[:] = ResultCode.OK
-    assert not ticket.done and not ticket.ok
+    assert not ticket.done
+    assert not ticket.ok
 
 
 events = st.lists(

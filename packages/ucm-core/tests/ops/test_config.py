@@ -39,7 +39,8 @@ def test_a_file_is_yaml_or_json(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(json.dumps(values))
     config = CacheConfig.load(tmp_path / name)
     assert (config.root, config.disk_bytes, config.sync) == (tmp_path / "cache", 2 * 10**9, True)
-    assert CacheConfig.load(str(tmp_path / name)) == config and CacheConfig.load(config) is config
+    assert CacheConfig.load(str(tmp_path / name)) == config
+    assert CacheConfig.load(config) is config
 
 
 def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:

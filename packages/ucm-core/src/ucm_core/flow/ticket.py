@@ -228,7 +228,7 @@ class Ticket:
     def _call(self, callback: Callable[[Ticket], None]) -> None:
         try:
             callback(self)
-        except Exception:  # the caller's code on the store's thread: its failure is not the store's
+        except Exception:  # noqa: BLE001 - the caller's code on the store's thread: its failure is not the store's
             metrics.ERRORS.labels(where="ticket_callback").inc()
             _log.exception("a ticket's done callback raised")
 
