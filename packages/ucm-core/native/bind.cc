@@ -1,0 +1,226 @@
+// The Python surface of the native core: argument checks and the GIL, nothing else.
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/tuple.h>
+
+#include "bind_ring.hpp"
+#include "copy.hpp"
+#include "crc32c.hpp"
+#include "files.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using Rows = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Addresses = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Keys = nb::ndarray<const std::uint8_t, nb::shape<-1, 32>, nb::c_contig, nb::device::cpu>;
+using Geometry = std::tuple<nb::bytes, std::int64_t, std::int64_t>;  // digest, shards, stride
+
+template <class Value>
+using Result = nb::ndarray<nb::numpy, Value, nb::ndim<1>>;
+
+template <class Value>
+Result<Value> own(Value *data, std::size_t size) {
+  nb::capsule owner(data, [](void *memory) noexcept { delete[] static_cast<Value *>(memory); });
+  return Result<Value>(data, {size}, owner);
+}
+
+void require(bool condition, const std::string &message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+std::string number(std::int64_t value) { return std::to_string(value); }
+
+std::string text(const nb::bytes &value) { return std::string(value.c_str(), value.size()); }
+
+std::uint32_t crc32c(nb::handle buffer, std::uint32_t seed) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(buffer.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  std::uint32_t value;
+  {
+    nb::gil_scoped_release released;
+    value = ucm::crc32c(view.buf, static_cast<std::size_t>(view.len), seed);
+  }
+  PyBuffer_Release(&view);
+  return value;
+}
+
+void check_parts(const Rows &parts) {
+  require(parts.shape(1) == 9, "parts has " + number(parts.shape(1)) + " columns, not 9");
+  const auto *rows = reinterpret_cast<const ucm::PartRow *>(parts.data());
+  for (std::size_t p = 0; p < parts.shape(0); ++p) {
+    const ucm::PartRow &row = rows[p];
+    require(row.heads > 0 && row.dim > 0 && row.item_bytes > 0 && row.canonical_offset >= 0,
+            "part " + number(p) + ": heads " + number(row.heads) + ", dim " + number(row.dim) + ", item_bytes " +
+                number(row.item_bytes) + " must be positive and canonical_offset " +
+                number(row.canonical_offset) + " not negative");
+  }
+}
+
+// Largest token end over all pieces, for the check against the payload's size.
+std::int64_t check_pieces(const Rows &pieces, std::size_t payload_count) {
+  require(pieces.shape(1) == 5, "pieces has " + number(pieces.shape(1)) + " columns, not 5");
+  const auto *rows = reinterpret_cast<const ucm::PieceRow *>(pieces.data());
+  std::int64_t end = 0;
+  for (std::size_t n = 0; n < pieces.shape(0); ++n) {
+    const ucm::PieceRow &row = rows[n];
+    require(row.payload_index >= 0 && row.payload_index < static_cast<std::int64_t>(payload_count),
+            "piece " + number(n) + ": payload_index " + number(row.payload_index) + " is not in [0, " +
+                number(payload_count) + ")");
+    require(row.token_in_block >= 0 && row.page_id >= 0 && row.token_in_page >= 0 && row.token_count >= 0,
+            "piece " + number(n) + ": token_in_block " + number(row.token_in_block) + ", page_id " +
+                number(row.page_id) + ", token_in_page " + number(row.token_in_page) + ", token_count " +
+                number(row.token_count) + ": none may be negative");
+    end = std::max(end, row.token_in_block + row.token_count);
+  }
+  return end;
+}
+
+void check_fits(const Rows &parts, std::int64_t token_end, std::int64_t payload_bytes) {
+  const auto *rows = reinterpret_cast<const ucm::PartRow *>(parts.data());
+  for (std::size_t p = 0; p < parts.shape(0); ++p) {
+    const ucm::PartRow &row = rows[p];
+    const std::int64_t end = row.canonical_offset + token_end * row.heads * row.dim * row.item_bytes;
+    require(end <= payload_bytes, "part " + number(p) + " ends at byte " + number(end) + " of a payload of " +
+                                      number(payload_bytes) + " bytes");
+  }
+}
+
+template <ucm::Direction direction>
+void copy(Rows parts, Rows pieces, Addresses payloads, std::int64_t payload_bytes) {
+  check_parts(parts);
+  const std::int64_t token_end = check_pieces(pieces, payloads.shape(0));
+  if (payload_bytes > 0) check_fits(parts, token_end, payload_bytes);
+  const auto *part_rows = reinterpret_cast<const ucm::PartRow *>(parts.data());
+  const auto *piece_rows = reinterpret_cast<const ucm::PieceRow *>(pieces.data());
+  nb::gil_scoped_release released;
+  ucm::copy_pieces<direction>(part_rows, parts.shape(0), piece_rows, pieces.shape(0), payloads.data());
+}
+
+void zero_padding(Addresses payloads, std::int64_t shards, std::int64_t shard_bytes, std::int64_t stride) {
+  require(shards >= 0 && shard_bytes >= 0 && shard_bytes <= stride,
+          "shard_bytes " + number(shard_bytes) + " is not in [0, " + number(stride) + "], or shards " +
+              number(shards) + " is negative");
+  nb::gil_scoped_release released;
+  ucm::zero_padding(payloads.data(), payloads.shape(0), shards, shard_bytes, stride);
+}
+
+std::vector<ucm::ObjectName> parse_names(const nb::list &names) {
+  std::vector<ucm::ObjectName> parsed(names.size());
+  for (std::size_t n = 0; n < parsed.size(); ++n)
+    require(ucm::ObjectName::parse(text(nb::cast<nb::bytes>(names[n])), parsed[n]),
+            "name " + number(n) + " is not <folder>/<file>");
+  return parsed;
+}
+
+std::string parse_temporary(const nb::bytes &name) {
+  std::string parsed = text(name);
+  require(ucm::ObjectName::plain(parsed), "temporary name is not a plain file name");
+  return parsed;
+}
+
+ucm::ObjectFormat parse_format(const nb::bytes &row_digest, const Geometry &geometry) {
+  const auto &[digest, shards, stride] = geometry;
+  require(row_digest.size() == 32 && digest.size() == 32,
+          "digests have " + number(row_digest.size()) + " and " + number(digest.size()) + " bytes, not 32");
+  require(shards > 0 && shards <= ucm::kMaxShards,
+          "shards " + number(shards) + " is not in [1, " + number(ucm::kMaxShards) + "]");
+  require(stride > 0 && stride % static_cast<std::int64_t>(ucm::kPage) == 0,
+          "stride " + number(stride) + " is not a positive multiple of " + number(ucm::kPage));
+  ucm::ObjectFormat format{};
+  std::memcpy(format.row, row_digest.c_str(), 32);
+  std::memcpy(format.geometry, digest.c_str(), 32);
+  format.shards = static_cast<std::uint32_t>(shards);
+  format.stride = static_cast<std::uint64_t>(stride);
+  return format;
+}
+
+ucm::ObjectBatch parse_batch(const nb::list &names, const Keys &keys, const Addresses &payloads) {
+  require(names.size() == keys.shape(0) && names.size() == payloads.shape(0),
+          number(names.size()) + " names, " + number(keys.shape(0)) + " keys and " + number(payloads.shape(0)) +
+              " payloads are not one batch");
+  return {parse_names(names), keys.data(), payloads.data()};
+}
+
+Result<std::int32_t> read_objects(const nb::bytes &directory, const nb::list &names, Keys keys,
+                                  const nb::bytes &row_digest, const Geometry &geometry, Addresses payloads,
+                                  bool direct) {
+  const ucm::ObjectBatch batch = parse_batch(names, keys, payloads);
+  const ucm::ObjectFormat format = parse_format(row_digest, geometry);
+  auto *results = new std::int32_t[batch.names.size()];
+  {
+    nb::gil_scoped_release released;
+    ucm::read_objects(directory.c_str(), batch, format, direct, results);
+  }
+  return own(results, batch.names.size());
+}
+
+Result<std::int32_t> write_objects(const nb::bytes &directory, const nb::list &names, Keys keys,
+                                   const nb::bytes &row_digest, const Geometry &geometry, Addresses payloads,
+                                   bool direct, const nb::list &temporary_names, bool sync) {
+  const ucm::ObjectBatch batch = parse_batch(names, keys, payloads);
+  const ucm::ObjectFormat format = parse_format(row_digest, geometry);
+  require(temporary_names.size() == names.size(), number(names.size()) + " names and " +
+                                                      number(temporary_names.size()) + " temporary names");
+  std::vector<std::string> temporaries;
+  for (nb::handle name : temporary_names) temporaries.push_back(parse_temporary(nb::cast<nb::bytes>(name)));
+  auto *results = new std::int32_t[batch.names.size()];
+  {
+    nb::gil_scoped_release released;
+    ucm::write_objects(directory.c_str(), batch, temporaries, format, direct, sync, results);
+  }
+  return own(results, batch.names.size());
+}
+
+Result<std::uint8_t> stat_objects(const nb::bytes &directory, const nb::list &names,
+                                  std::uint64_t object_bytes) {
+  const std::vector<ucm::ObjectName> parsed = parse_names(names);
+  auto *present = new std::uint8_t[parsed.size()];
+  {
+    nb::gil_scoped_release released;
+    ucm::stat_objects(directory.c_str(), parsed, object_bytes, present);
+  }
+  return own(present, parsed.size());
+}
+
+Result<std::uint8_t> touch_objects(const nb::bytes &directory, const nb::list &names) {
+  const std::vector<ucm::ObjectName> parsed = parse_names(names);
+  auto *touched = new std::uint8_t[parsed.size()];
+  {
+    nb::gil_scoped_release released;
+    ucm::touch_objects(directory.c_str(), parsed, touched);
+  }
+  return own(touched, parsed.size());
+}
+
+bool probe_direct(const nb::bytes &directory, const nb::bytes &temporary_name) {
+  const std::string temporary = parse_temporary(temporary_name);
+  nb::gil_scoped_release released;
+  return ucm::probe_direct(directory.c_str(), temporary);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.def("crc32c", &crc32c, "buffer"_a, "seed"_a = 0);
+  m.def("gather", &copy<ucm::Direction::kGather>, "parts"_a.noconvert(), "pieces"_a.noconvert(),
+        "payloads"_a.noconvert(), nb::kw_only(), "payload_bytes"_a = 0);
+  m.def("scatter", &copy<ucm::Direction::kScatter>, "parts"_a.noconvert(), "pieces"_a.noconvert(),
+        "payloads"_a.noconvert(), nb::kw_only(), "payload_bytes"_a = 0);
+  m.def("zero_padding", &zero_padding, "payloads"_a.noconvert(), "shards"_a, "shard_bytes"_a, "stride"_a);
+  m.def("read_objects", &read_objects, "directory"_a, "names"_a, "keys"_a.noconvert(), "row_digest"_a,
+        "geometry"_a, "payloads"_a.noconvert(), "direct"_a);
+  m.def("write_objects", &write_objects, "directory"_a, "names"_a, "keys"_a.noconvert(), "row_digest"_a,
+        "geometry"_a, "payloads"_a.noconvert(), "direct"_a, "temporary_names"_a, "sync"_a);
+  m.def("stat_objects", &stat_objects, "directory"_a, "names"_a, "object_bytes"_a);
+  m.def("touch_objects", &touch_objects, "directory"_a, "names"_a);
+  m.def("probe_direct", &probe_direct, "directory"_a, "temporary_name"_a = nb::bytes(".probe.tmp", 10));
+  bind_ring(m);
+}

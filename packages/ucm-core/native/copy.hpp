@@ -1,0 +1,130 @@
+// Strided copies between an engine's memory and canonical payloads.
+//
+// Canonical bytes of a part are token-major and dense: (token, head, dim).  The engine's side is described
+// by four strides, so one routine serves vLLM's blocks (K transposed per head on CPU), SGLang's pages and
+// TensorRT-LLM's pools.  The layout is looked at once per copy and the longest dense run is moved at a time.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace ucm {
+
+// One part of one unit, as the engine keeps it.  Field order = column order of the Python array.
+struct PartRow {
+  std::int64_t base, page_stride, token_stride, head_stride, dim_stride;
+  std::int64_t heads, dim, item_bytes, canonical_offset;
+};
+
+// `token_count` tokens of one payload that lie in one page.
+struct PieceRow {
+  std::int64_t payload_index, token_in_block, page_id, token_in_page, token_count;
+};
+
+static_assert(sizeof(PartRow) == 9 * sizeof(std::int64_t), "PartRow mirrors int64[P, 9]");
+static_assert(sizeof(PieceRow) == 5 * sizeof(std::int64_t), "PieceRow mirrors int64[N, 5]");
+
+enum class Direction { kGather, kScatter };  // engine to canonical, canonical to engine
+
+template <Direction direction>
+inline void move_bytes(char *engine, char *canonical, std::size_t size) {
+  if constexpr (direction == Direction::kGather)
+    std::memcpy(canonical, engine, size);
+  else
+    std::memcpy(engine, canonical, size);
+}
+
+// tokens x dims of one head, element by element.  Tiles keep both sides' cache lines in use when one side
+// is the transpose of the other (its dim stride is a whole row of tokens).
+template <Direction direction, std::size_t item>
+void move_tiles(const PartRow &part, char *engine, char *canonical, std::int64_t tokens) {
+  constexpr std::int64_t tile = 64 / item;
+  const std::int64_t canonical_row = part.heads * part.dim * static_cast<std::int64_t>(item);
+  for (std::int64_t d0 = 0; d0 < part.dim; d0 += tile)
+    for (std::int64_t t0 = 0; t0 < tokens; t0 += tile) {
+      const std::int64_t d1 = std::min(d0 + tile, part.dim), t1 = std::min(t0 + tile, tokens);
+      for (std::int64_t t = t0; t < t1; ++t)
+        for (std::int64_t d = d0; d < d1; ++d)
+          move_bytes<direction>(engine + t * part.token_stride + d * part.dim_stride,
+                                canonical + t * canonical_row + d * static_cast<std::int64_t>(item),
+                                item);
+    }
+}
+
+template <Direction direction>
+void move_items(const PartRow &part, char *engine, char *canonical, std::int64_t tokens) {
+  const std::int64_t canonical_row = part.heads * part.dim * part.item_bytes;
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t d = 0; d < part.dim; ++d)
+      move_bytes<direction>(engine + t * part.token_stride + d * part.dim_stride,
+                            canonical + t * canonical_row + d * part.item_bytes,
+                            static_cast<std::size_t>(part.item_bytes));
+}
+
+template <Direction direction>
+void move_head(const PartRow &part, char *engine, char *canonical, std::int64_t tokens) {
+  switch (part.item_bytes) {
+    case 1: return move_tiles<direction, 1>(part, engine, canonical, tokens);
+    case 2: return move_tiles<direction, 2>(part, engine, canonical, tokens);
+    case 4: return move_tiles<direction, 4>(part, engine, canonical, tokens);
+    case 8: return move_tiles<direction, 8>(part, engine, canonical, tokens);
+    default: return move_items<direction>(part, engine, canonical, tokens);
+  }
+}
+
+// One part of one piece.  `engine` and `canonical` point at its first token.
+template <Direction direction>
+void move_part(const PartRow &part, char *engine, char *canonical, std::int64_t tokens) {
+  const std::int64_t head_bytes = part.dim * part.item_bytes;
+  const std::int64_t token_bytes = part.heads * head_bytes;
+  const bool dim_dense = part.dim == 1 || part.dim_stride == part.item_bytes;
+  const bool token_dense = dim_dense && (part.heads == 1 || part.head_stride == head_bytes);
+  if (token_dense && (tokens == 1 || part.token_stride == token_bytes)) {
+    move_bytes<direction>(engine, canonical, static_cast<std::size_t>(tokens * token_bytes));
+  } else if (token_dense) {
+    for (std::int64_t t = 0; t < tokens; ++t)
+      move_bytes<direction>(engine + t * part.token_stride, canonical + t * token_bytes,
+                            static_cast<std::size_t>(token_bytes));
+  } else if (dim_dense) {
+    for (std::int64_t t = 0; t < tokens; ++t)
+      for (std::int64_t h = 0; h < part.heads; ++h)
+        move_bytes<direction>(engine + t * part.token_stride + h * part.head_stride,
+                              canonical + t * token_bytes + h * head_bytes,
+                              static_cast<std::size_t>(head_bytes));
+  } else {
+    for (std::int64_t h = 0; h < part.heads; ++h)
+      move_head<direction>(part, engine + h * part.head_stride, canonical + h * head_bytes, tokens);
+  }
+}
+
+// Every part of every piece.  The caller has checked payload_index and the counts; addresses are its word.
+template <Direction direction>
+void copy_pieces(const PartRow *parts, std::size_t part_count, const PieceRow *pieces,
+                 std::size_t piece_count, const std::int64_t *payloads) {
+  for (std::size_t n = 0; n < piece_count; ++n) {
+    const PieceRow &piece = pieces[n];
+    char *payload = reinterpret_cast<char *>(payloads[piece.payload_index]);
+    for (std::size_t p = 0; p < part_count; ++p) {
+      const PartRow &part = parts[p];
+      char *engine = reinterpret_cast<char *>(part.base + piece.page_id * part.page_stride +
+                                              piece.token_in_page * part.token_stride);
+      char *canonical = payload + part.canonical_offset +
+                        piece.token_in_block * part.heads * part.dim * part.item_bytes;
+      move_part<direction>(part, engine, canonical, piece.token_count);
+    }
+  }
+}
+
+// Zero the bytes between a shard's end and the next shard's begin, so that equal units give equal objects.
+inline void zero_padding(const std::int64_t *payloads, std::size_t count, std::int64_t shards,
+                         std::int64_t shard_bytes, std::int64_t stride) {
+  const auto padding = static_cast<std::size_t>(stride - shard_bytes);
+  if (padding == 0) return;
+  for (std::size_t n = 0; n < count; ++n)
+    for (std::int64_t shard = 0; shard < shards; ++shard)
+      std::memset(reinterpret_cast<char *>(payloads[n]) + shard * stride + shard_bytes, 0, padding);
+}
+
+}  // namespace ucm

@@ -1,0 +1,84 @@
+"""The native core: checksums, strided copies and objects at rest (C++ sources in `native/`).
+
+Every call that copies or does I/O releases the GIL.  Arrays are taken as they are, never converted: a
+wrong dtype or a non-contiguous array is a TypeError, a wrong shape or value a ValueError.
+Addresses are plain integers; the memory behind them must stay valid for the duration of the call.
+"""
+
+from collections.abc import Buffer
+
+import numpy as np
+from numpy.typing import NDArray
+
+def crc32c(buffer: Buffer, seed: int = 0) -> int:
+    """CRC-32C (Castagnoli) of a contiguous buffer; `seed` is the CRC of the bytes before it."""
+
+def gather(
+    parts: NDArray[np.int64],
+    pieces: NDArray[np.int64],
+    payloads: NDArray[np.int64],
+    *,
+    payload_bytes: int = 0,
+) -> None:
+    """Copy engine memory into canonical payloads, for every piece and every part.
+
+    `parts` is [P, 9]: base address, page stride, token stride, head stride, dim stride (bytes), heads,
+    dim, item bytes, offset of the part in the payload.  `pieces` is [N, 5]: payload index, token in the
+    block, page, token in the page, number of tokens.  `payloads` is [M] addresses.  Where `payload_bytes`
+    is given, a copy that would pass the end of a payload is a ValueError before any byte moves.
+    """
+
+def scatter(
+    parts: NDArray[np.int64],
+    pieces: NDArray[np.int64],
+    payloads: NDArray[np.int64],
+    *,
+    payload_bytes: int = 0,
+) -> None:
+    """Copy canonical payloads into engine memory: the inverse of `gather`, same arguments."""
+
+def zero_padding(payloads: NDArray[np.int64], shards: int, shard_bytes: int, stride: int) -> None:
+    """Zero the bytes [shard_bytes, stride) of each of the `shards` shards of each payload."""
+
+def read_objects(
+    directory: bytes,
+    names: list[bytes],
+    keys: NDArray[np.uint8],
+    row_digest: bytes,
+    geometry: tuple[bytes, int, int],
+    payloads: NDArray[np.int64],
+    direct: bool,
+) -> NDArray[np.int32]:
+    """Read and verify objects; one code each: 0 OK, 1 MISS, 2 CORRUPT, or the negated errno.
+
+    `names` are "<folder>/<file>" below `directory`; `keys` is [n, 32]; `row_digest` is 32 bytes;
+    `geometry` is (digest of 32 bytes, shards, stride).  A payload has shards x stride bytes and undefined
+    content unless its code is OK.  `direct` asks for O_DIRECT and falls back to buffered where refused.
+    """
+
+def write_objects(
+    directory: bytes,
+    names: list[bytes],
+    keys: NDArray[np.uint8],
+    row_digest: bytes,
+    geometry: tuple[bytes, int, int],
+    payloads: NDArray[np.int64],
+    direct: bool,
+    temporary_names: list[bytes],
+    sync: bool,
+) -> NDArray[np.int32]:
+    """Publish objects; 0 or the negated errno each.  Arguments as in `read_objects`.
+
+    Each object is written to its temporary (a plain file name, in the object's folder), renamed into
+    place when every byte is down, and its temporary removed on any failure.  `sync` adds fdatasync and
+    an fsync of the folders.
+    """
+
+def stat_objects(directory: bytes, names: list[bytes], object_bytes: int) -> NDArray[np.uint8]:
+    """1 where a regular file (not a link) of exactly `object_bytes` bytes bears the name."""
+
+def touch_objects(directory: bytes, names: list[bytes]) -> NDArray[np.uint8]:
+    """Set access and modification times to now; 1 where that was possible."""
+
+def probe_direct(directory: bytes, temporary_name: bytes = ...) -> bool:
+    """Whether an aligned O_DIRECT write and read go through in `directory`; leaves no file behind."""
