@@ -1,0 +1,336 @@
+"""From tokens to keys: the prefix chain, its request identity, row seeds and object keys.
+
+The chain is, byte for byte, SGLang's page hash::
+
+    d_i = SHA-256(d_{i-1} || ids of grain i as little-endian u32)
+
+with ``0xff || ids as little-endian u64`` for a grain that holds an id above 2^32 - 1, and with ``d_{-1}`` absent or
+the seed of the request identity. A grain that media items overlap has ``"ucm-media-v1" || u32le count ||
+(digest32 || u64le offset)*`` appended, where the offset is that of the grain's first token inside the item
+(modulo 2^64, because an item may begin inside the grain).
+
+Keys come from bytes with a defined encoding, nothing else: containers, processes and hash seeds have no influence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm_core.errors import IdentityError, SpecError
+from ucm_core.spec.encoding import digest_of
+
+__all__ = [
+    "DIGEST_BYTES",
+    "LoraIdentity",
+    "MediaItem",
+    "PrefixChain",
+    "RequestIdentity",
+    "Tokens",
+    "object_keys",
+    "row_seed",
+]
+
+DIGEST_BYTES = 32
+_NARROW_MAX = 0xFFFF_FFFF
+_SEED_TAG = b"sglang-cache-namespace-v1"
+_MEDIA_TAG = b"ucm-media-v1"
+
+Digests = npt.NDArray[np.uint8]
+
+
+class SupportsNumpy(Protocol):
+    """A tensor-like holder of token ids on the host, for example a torch CPU tensor."""
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the ids as an array."""
+        ...
+
+
+Tokens = Sequence[int] | npt.NDArray[np.integer[Any]] | SupportsNumpy
+"""Token ids in any container: list, tuple, array, numpy, tensor with ``numpy()``, or any sequence of ints."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraIdentity:
+    """An adapter by name and content, never by an engine's load-order number."""
+
+    name: str
+    """The name requests use; not empty."""
+    digest: str | None
+    """Hex digest of the adapter's content; None = unknown, which equals nothing."""
+
+    def __post_init__(self) -> None:
+        """Raise IdentityError for an empty name or a digest that is not hexadecimal."""
+        if not self.name:
+            raise IdentityError("a LoRA identity needs a name; use lora=None for no adapter")
+        if self.digest is not None:
+            object.__setattr__(self, "digest", _hexadecimal(self.digest).hex())
+
+
+@dataclass(frozen=True, slots=True)
+class RequestIdentity:
+    """What separates equal tokens of different requests; every field is optional and typed."""
+
+    lora: LoraIdentity | None = None
+    """The adapter; None = the base model."""
+    cache_salt: str | None = None
+    """The tenant; None = shared by all. Empty is refused."""
+    extra_key: str | None = None
+    """The caller's own separation; an empty one is a value of its own, as in SGLang."""
+
+    def __post_init__(self) -> None:
+        """Raise IdentityError for an empty salt."""
+        if self.cache_salt == "":
+            raise IdentityError("cache_salt is empty; give a value or None")
+
+    @property
+    def cacheable(self) -> bool:
+        """False when the adapter's content is unknown: such a request is neither stored nor found."""
+        return self.lora is None or self.lora.digest is not None
+
+    @property
+    def seed(self) -> bytes:
+        """Predecessor of the first grain: empty for a plain request, else 32 bytes.
+
+        Salted requests are seeded exactly as SGLang does; an adapter adds a typed part on top.
+        """
+        seed = b""
+        if self.extra_key is not None or self.cache_salt is not None:
+            seed = hashlib.sha256(_SEED_TAG + _part(self.extra_key) + _part(self.cache_salt)).digest()
+        if self.lora is not None:
+            return digest_of("ucm-lora-1", [seed, self.lora.name, self.lora.digest])
+        return seed
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """An image, clip or other content that stands behind the tokens ``[begin, end)``."""
+
+    digest: bytes
+    """32 bytes over the whole content."""
+    begin: int
+    """First token of the item in the request."""
+    end: int
+    """One past its last token."""
+
+    def __post_init__(self) -> None:
+        """Raise IdentityError for a short digest or an empty range."""
+        if not isinstance(self.digest, bytes) or len(self.digest) != DIGEST_BYTES:
+            raise IdentityError(f"a media digest has {DIGEST_BYTES} bytes, got {self.digest!r}")
+        if not 0 <= self.begin < self.end:
+            raise IdentityError(f"a media item covers tokens [begin, end), got [{self.begin}, {self.end})")
+
+
+class PrefixChain:
+    """The running hash of one request over grains of ``grain_tokens`` tokens; appending never rehashes.
+
+    Not thread-safe. It keeps the token ids (4 bytes each), because a truncation may fall inside a grain.
+    """
+
+    def __init__(
+        self, identity: RequestIdentity | None = None, *, grain_tokens: int, media: Iterable[MediaItem] = ()
+    ) -> None:
+        """Start an empty chain; IdentityError when the request must not be cached at all."""
+        self.identity = RequestIdentity() if identity is None else identity
+        if not self.identity.cacheable:
+            raise IdentityError("the adapter's content digest is unknown: this request is not cached")
+        if grain_tokens < 1:
+            raise SpecError(f"grain_tokens is {grain_tokens}, must be at least 1")
+        self.grain_tokens = grain_tokens
+        self.media = tuple(sorted(media, key=lambda item: (item.begin, item.end, item.digest)))
+        self._ids: npt.NDArray[Any] = np.empty(0, np.dtype("<u4"))
+        self._digests: Digests = np.empty((0, DIGEST_BYTES), np.uint8)
+        self._token_count = 0
+        self._seed = self.identity.seed
+
+    @property
+    def token_count(self) -> int:
+        """Tokens seen so far, those of an unfinished grain included."""
+        return self._token_count
+
+    @property
+    def digests(self) -> Digests:
+        """One digest per whole grain, ``uint8[grains, 32]``, read-only; stays valid and unchanged for ever."""
+        view = self._digests[: self._token_count // self.grain_tokens]
+        view.flags.writeable = False
+        return view
+
+    def extend(self, tokens: Tokens) -> None:
+        """Append token ids; IdentityError (and no change) when one is negative or not an integer."""
+        ids = _as_ids(tokens)
+        first = self._token_count // self.grain_tokens
+        self._append_ids(ids)
+        last = self._token_count // self.grain_tokens
+        self._digests = _with_capacity(self._digests, first, last)
+        if last > first:
+            self._hash_grains(first, last)
+
+    def truncate(self, tokens: int) -> None:
+        """Keep the first ``tokens`` tokens; SpecError when there are fewer."""
+        if not 0 <= tokens <= self._token_count:
+            raise SpecError(f"cannot truncate a chain of {self._token_count} tokens to {tokens}")
+        self._token_count = tokens
+        # Fresh arrays: views that were handed out before must not change when the chain grows another way.
+        self._ids = _narrowed(self._ids[:tokens].copy())
+        self._digests = self._digests[: tokens // self.grain_tokens].copy()
+
+    def block_digests(self, block_tokens: int) -> Digests:
+        """Return the digest at the end of each whole block, ``uint8[blocks, 32]``, read-only."""
+        if block_tokens < 1 or block_tokens % self.grain_tokens:
+            raise SpecError(
+                f"block_tokens {block_tokens} is no multiple of the chain's grain {self.grain_tokens}"
+            )
+        step = block_tokens // self.grain_tokens
+        return self.digests[step - 1 :: step]
+
+    def digest_at(self, position: int) -> bytes:
+        """Return the digest of everything before ``position``, a whole number of grains above 0."""
+        grain, rest = divmod(position, self.grain_tokens)
+        if rest or not 0 < grain <= len(self.digests):
+            raise SpecError(
+                f"position {position} has no digest: it must be a multiple of {self.grain_tokens} in "
+                f"({0}, {len(self.digests) * self.grain_tokens}]"
+            )
+        return self._digests[grain - 1].tobytes()
+
+    def _append_ids(self, ids: npt.NDArray[Any]) -> None:
+        begin, end = self._token_count, self._token_count + len(ids)
+        if ids.itemsize > self._ids.itemsize:
+            self._ids = self._ids.astype(ids.dtype)
+        self._ids = _with_capacity(self._ids, begin, end)
+        self._ids[begin:end] = ids
+        self._token_count = end
+
+    def _hash_grains(self, first: int, last: int) -> None:
+        """Fill the digests of grains ``[first, last)``."""
+        grain = self.grain_tokens
+        body = memoryview(self._ids[first * grain : last * grain]).cast("B")
+        step = grain * self._ids.itemsize
+        wide = self._ids.itemsize > 4
+        touched = self._grains_with_media(first, last)
+        previous = self._digests[first - 1].tobytes() if first else self._seed
+        out = bytearray()
+        for index in range(last - first):
+            ids: Any = body[index * step : (index + 1) * step]
+            if wide:
+                ids = _wide_body(ids)
+            if first + index in touched:
+                ids = bytes(ids) + self._media_suffix(first + index)
+            previous = hashlib.sha256(previous + ids).digest()
+            out += previous
+        self._digests[first:last] = np.frombuffer(out, np.uint8).reshape(-1, DIGEST_BYTES)
+
+    def _grains_with_media(self, first: int, last: int) -> frozenset[int]:
+        """Return the grains of ``[first, last)`` that some item overlaps."""
+        grain = self.grain_tokens
+        spans = ((item.begin // grain, -(-item.end // grain)) for item in self.media)
+        return frozenset(index for begin, end in spans for index in range(max(begin, first), min(end, last)))
+
+    def _media_suffix(self, index: int) -> bytes:
+        begin = index * self.grain_tokens
+        end = begin + self.grain_tokens
+        items = [item for item in self.media if item.begin < end and item.end > begin]
+        frames = (item.digest + struct.pack("<Q", (begin - item.begin) % 2**64) for item in items)
+        return _MEDIA_TAG + struct.pack("<I", len(items)) + b"".join(frames)
+
+
+def row_seed(namespace_digest: bytes, row_name: str) -> bytes:
+    """Return the 32-byte seed that keeps equal tokens of different rows and namespaces apart."""
+    return digest_of("ucm-row-seed-1", [namespace_digest, row_name])
+
+
+def object_keys(seed: bytes, digests: Digests) -> Digests:
+    """Return ``seed XOR digest`` for each row of ``uint8[n, 32]``; the first 16 bytes name the object."""
+    if len(seed) != DIGEST_BYTES or digests.ndim != 2 or digests.shape[1] != DIGEST_BYTES:
+        raise SpecError(f"object keys need a {DIGEST_BYTES}-byte seed and digests [n, {DIGEST_BYTES}]")
+    return np.bitwise_xor(digests, np.frombuffer(seed, np.uint8))
+
+
+def _part(text: str | None) -> bytes:
+    if text is None:
+        return b"\x00"
+    try:
+        body = text.encode()
+    except UnicodeEncodeError as error:
+        raise IdentityError(f"{text!r} cannot be written as UTF-8") from error
+    return b"\x01" + struct.pack("<Q", len(body)) + body
+
+
+def _hexadecimal(digest: str) -> bytes:
+    try:
+        value = bytes.fromhex(digest)
+    except ValueError as error:
+        raise IdentityError(f"digest {digest!r} is not hexadecimal") from error
+    if len(value) < 16:
+        raise IdentityError(f"digest {digest!r} has {len(value)} bytes, at least 16 are needed")
+    return value
+
+
+def _as_ids(tokens: Tokens) -> npt.NDArray[Any]:
+    """Return ids as a contiguous array of ``<u4`` (or ``<u8`` when one of them needs it)."""
+    ids = _as_array(tokens)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise IdentityError(f"token ids are one row of integers, got {ids.dtype} {ids.shape}")
+    if not len(ids):
+        return np.empty(0, np.dtype("<u4"))
+    if ids.dtype.kind == "i" and (smallest := int(ids.min())) < 0:
+        raise IdentityError(f"token id {smallest} is negative")
+    return ids.astype("<u8" if int(ids.max()) > _NARROW_MAX else "<u4")
+
+
+def _as_array(tokens: Tokens) -> npt.NDArray[Any]:
+    if isinstance(tokens, np.ndarray):
+        return tokens
+    if isinstance(tokens, array):
+        return np.frombuffer(tokens, tokens.typecode) if len(tokens) else np.empty(0, np.uint32)
+    convert = getattr(tokens, "numpy", None)
+    if convert is not None:
+        return np.asarray(convert())
+    try:
+        return _from_sequence(tokens)
+    except (TypeError, OverflowError) as error:
+        raise IdentityError(
+            f"token ids in a {type(tokens).__name__} are not all integers of 64 bits"
+        ) from error
+
+
+def _from_sequence(tokens: Any) -> npt.NDArray[Any]:
+    # array() refuses floats and strings, which numpy would round or parse. "I" is the fast and usual case.
+    if not len(tokens):
+        return np.empty(0, np.uint32)
+    for typecode in "Iq":
+        with contextlib.suppress(OverflowError):
+            return np.frombuffer(array(typecode, tokens), typecode)
+    return np.frombuffer(array("Q", tokens), np.uint64)
+
+
+def _with_capacity(items: npt.NDArray[Any], used: int, needed: int) -> npt.NDArray[Any]:
+    """Return an array of at least ``needed`` items that begins with the first ``used`` of ``items``."""
+    if needed <= len(items):
+        return items
+    grown = np.empty((max(needed, 2 * len(items)), *items.shape[1:]), items.dtype)
+    grown[:used] = items[:used]
+    return grown
+
+
+def _narrowed(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if ids.itemsize > 4 and (not len(ids) or int(ids.max()) <= _NARROW_MAX):
+        return ids.astype("<u4")
+    return ids
+
+
+def _wide_body(body: memoryview) -> bytes:
+    """Return one grain's bytes in SGLang's spelling, given its ids as u64."""
+    ids = np.frombuffer(body, "<u8")
+    if int(ids.max()) > _NARROW_MAX:
+        return b"\xff" + ids.tobytes()
+    return ids.astype("<u4").tobytes()
