@@ -1,7 +1,7 @@
 """Names and sizes of the element types that cached bytes may have.
 
-The name is the meaning of the bits, not their width: ``float8_e4m3fn`` and ``int8`` are equally wide and never
-interchangeable. ``auto`` is a wish, not a type, and is refused.
+The name is the meaning of the bits, not their width: ``float8_e4m3fn`` and ``int8`` are equally wide and
+never interchangeable. ``auto`` is a wish, not a type, and is refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Two canonical spellings of plain data: bytes for digests, JSON text for people and manifests.
 
-Both are functions of the *value*: the order of mapping keys and the spelling of a number (2 or 2.0) do not matter,
-the order of a list does, and no two different values share a spelling. The bytes are typed and length-framed, so
-joined fields cannot run into each other.
+Both are functions of the *value*: the order of mapping keys and the spelling of a number (2 or 2.0) do not
+matter, the order of a list does, and no two different values share a spelling. The bytes are typed and
+length-framed, so joined fields cannot run into each other.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _encode(value: Any) -> bytes:
     return _encode_leaf(value)
 
 
-def _encode_leaf(value: str | bytes | int | float) -> bytes:
+def _encode_leaf(value: str | bytes | float) -> bytes:
     if isinstance(value, str):
         # surrogatepass: JSON text may hold lone surrogates, and they must stay distinct.
         return _frame(b"s", value.encode("utf-8", "surrogatepass"))

@@ -4,12 +4,13 @@ The chain is, byte for byte, SGLang's page hash::
 
     d_i = SHA-256(d_{i-1} || ids of grain i as little-endian u32)
 
-with ``0xff || ids as little-endian u64`` for a grain that holds an id above 2^32 - 1, and with ``d_{-1}`` absent or
-the seed of the request identity. A grain that media items overlap has ``"ucm-media-v1" || u32le count ||
-(digest32 || u64le offset)*`` appended, where the offset is that of the grain's first token inside the item
-(modulo 2^64, because an item may begin inside the grain).
+with ``0xff || ids as little-endian u64`` for a grain that holds an id above 2^32 - 1, and with ``d_{-1}``
+absent or the seed of the request identity. A grain that media items overlap has ``"ucm-media-v1" || u32le
+count || (digest32 || u64le offset)*`` appended, where the offset is that of the grain's first token inside
+the item (modulo 2^64, because an item may begin inside the grain).
 
-Keys come from bytes with a defined encoding, nothing else: containers, processes and hash seeds have no influence.
+Keys come from bytes with a defined encoding, nothing else: containers, processes and hash seeds have no
+influence.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ class PrefixChain:
 
     @property
     def digests(self) -> Digests:
-        """One digest per whole grain, ``uint8[grains, 32]``, read-only; stays valid and unchanged for ever."""
+        """One digest per whole grain, ``uint8[grains, 32]``, read-only; stays valid and unchanged."""
         view = self._digests[: self._token_count // self.grain_tokens]
         view.flags.writeable = False
         return view
@@ -198,9 +199,9 @@ class PrefixChain:
         if rest or not 0 < grain <= len(self.digests):
             raise SpecError(
                 f"position {position} has no digest: it must be a multiple of {self.grain_tokens} in "
-                f"({0}, {len(self.digests) * self.grain_tokens}]"
+                f"(0, {len(self.digests) * self.grain_tokens}]"
             )
-        return self._digests[grain - 1].tobytes()
+        return bytes(self._digests[grain - 1])
 
     def _append_ids(self, ids: npt.NDArray[Any]) -> None:
         begin, end = self._token_count, self._token_count + len(ids)
@@ -213,19 +214,18 @@ class PrefixChain:
     def _hash_grains(self, first: int, last: int) -> None:
         """Fill the digests of grains ``[first, last)``."""
         grain = self.grain_tokens
-        body = memoryview(self._ids[first * grain : last * grain]).cast("B")
+        body = self._ids[first * grain : last * grain].view(np.uint8).data
         step = grain * self._ids.itemsize
         wide = self._ids.itemsize > 4
         touched = self._grains_with_media(first, last)
         previous = self._digests[first - 1].tobytes() if first else self._seed
         out = bytearray()
         for index in range(last - first):
-            ids: Any = body[index * step : (index + 1) * step]
-            if wide:
-                ids = _wide_body(ids)
+            ids = body[index * step : (index + 1) * step]
+            page = previous + (_wide_body(ids) if wide else ids)
             if first + index in touched:
-                ids = bytes(ids) + self._media_suffix(first + index)
-            previous = hashlib.sha256(previous + ids).digest()
+                page += self._media_suffix(first + index)
+            previous = hashlib.sha256(page).digest()
             out += previous
         self._digests[first:last] = np.frombuffer(out, np.uint8).reshape(-1, DIGEST_BYTES)
 

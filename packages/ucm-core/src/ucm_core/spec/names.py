@@ -1,7 +1,8 @@
 """From any name to one file-name component: injective, bounded, confined, also on a case-blind file system.
 
-A plain name (lower-case letters, digits, ``._-``, not starting with a dot) stands for itself. Every other name becomes
-``<readable rest>~<32 hex of its BLAKE2b>``; ``~`` never occurs in a plain name, so the two kinds cannot meet.
+A plain name (lower-case letters, digits, ``._-``, not starting with a dot) stands for itself. Every other
+name becomes ``<readable rest>~<32 hex of its BLAKE2b>``; ``~`` never occurs in a plain name, so the two kinds
+cannot meet.
 """
 
 from __future__ import annotations

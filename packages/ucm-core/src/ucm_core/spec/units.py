@@ -1,7 +1,8 @@
-"""From layers to units, shards and segments: prefix sums over the real pipeline partition, never rank x count.
+"""From layers to units, shards and segments: prefix sums over the real pipeline partition.
 
-A unit is what one access fetches; its number counts over the row's own layers of all stages. A segment names a slice
-of the model (heads, units, context-parallel coordinate), never a rank: ranks that hold equal bytes name the same one.
+A unit is what one access fetches; its number counts over the row's own layers of all stages. A segment names
+a slice of the model (heads, units, context-parallel coordinate), never a rank: ranks that hold equal bytes
+name the same one.
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ def stage_units(row_layers: Sequence[int], partition: Sequence[int]) -> tuple[St
 class UnitMap:
     """Which units to wait for before a layer and to save after it; read-only.
 
-    ``shared`` lists tensors that several layers of a row share, as (row name, layers): such a tensor is awaited before
-    its first layer and saved once, after its last. ``follows`` maps a layer without a unit of its own to the layer
-    whose bytes it reads: waiting for it waits for that unit, and it saves nothing.
+    ``shared`` lists tensors that several layers of a row share, as (row name, layers): such a tensor is
+    awaited before its first layer and saved once, after its last. ``follows`` maps a layer without a unit of
+    its own to the layer whose bytes it reads: waiting for it waits for that unit, and it saves nothing.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class UnitMap:
         self._units = _units_by_layer(table)
         self._await = dict(self._units)
         self._save = dict(self._units)
+        self._shared: set[Unit] = set()
         self._stages = (
             {} if partition is None else {row.name: stage_units(row.units, partition) for row in table.rows}
         )
@@ -139,8 +141,9 @@ class UnitMap:
                 f"row {row_name!r}: a shared tensor needs ascending layers of the row, got {layers}"
             )
         whole = tuple((row_name, units.index(layer)) for layer in layers)
-        if any(unit not in self._save[layer] for layer, unit in zip(layers, whole, strict=True)):
+        if not self._shared.isdisjoint(whole):
             raise SpecError(f"row {row_name!r}: a layer of {layers} is in two shared tensors")
+        self._shared.update(whole)
         for layer in layers:
             self._await[layer] = _without(self._await[layer], whole)
             self._save[layer] = _without(self._save[layer], whole)
