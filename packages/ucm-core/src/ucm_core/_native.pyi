@@ -5,10 +5,9 @@ wrong dtype or a non-contiguous array is a TypeError, a wrong shape or value a V
 Addresses are plain integers; the memory behind them must stay valid for the duration of the call.
 """
 
-from collections.abc import Buffer
-
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 def crc32c(buffer: Buffer, seed: int = 0) -> int:
     """CRC-32C (Castagnoli) of a contiguous buffer; `seed` is the CRC of the bytes before it."""

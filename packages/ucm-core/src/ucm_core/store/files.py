@@ -1,0 +1,263 @@
+"""Files: the durable tier of one row and segment, an object per file, no index.
+
+What exists is what load will accept: a file gets its name when all its bytes are down. What load does not
+accept (short, changed, swapped, foreign) is a miss, is removed, and the next write heals it. An error that
+may pass (EIO, ESTALE, EACCES) removes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm_core import _native
+from ucm_core.errors import StoreError
+from ucm_core.flow.ticket import ResultCode
+from ucm_core.ops import metrics
+from ucm_core.store import names
+from ucm_core.store.geometry import Geometry
+from ucm_core.store.root import CacheRoot
+
+Keys = npt.NDArray[np.uint8]
+Addresses = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+Results = npt.NDArray[np.int32]
+
+_log = logging.getLogger("ucm.store")
+
+_MISS, _CORRUPT = 1, 2  # as read_objects says it; anything below zero is an errno
+_FULL = (-errno.ENOSPC, -errno.EDQUOT)
+_KEY_AT, _ROW_AT, _HEAD_BYTES = 56, 88, 120  # of the header page: key, row digest, end of both
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatistics:
+    """Objects counted since the tier was made, by what became of them."""
+
+    read: int
+    """Read and verified."""
+    written: int
+    """Published by this process."""
+    corrupt: int
+    """Found damaged and removed."""
+    failed: int
+    """Not read or not written because of an error of the system."""
+
+
+class FileTier:
+    """The files of one row and segment below ``directory``. Thread-safe; calls work on the calling thread.
+
+    Keys are ``uint8[n, 32]``; an object's file is named by the first 16 bytes, its header holds all 32.
+    Payload addresses are ``int64[n]``, each of `Geometry.payload_bytes` bytes that stay valid during the
+    call; aligned to 4096 they go past the page cache where the file system allows it.
+    """
+
+    def __init__(
+        self, directory: Path, geometry: Geometry, *, row_seed: bytes, segment: str, root: CacheRoot
+    ) -> None:
+        if not names.is_segment(segment):
+            raise StoreError(f"segment {segment!r} is no part of a file name; need 1 to 64 of a-z 0-9 . -")
+        self.directory = directory
+        """Where the row's folders are."""
+        self.geometry = geometry
+        """The shape of every object."""
+        self.segment = segment
+        """The slice of the model that the objects hold."""
+        self._root = root
+        self._path = os.fsencode(directory)
+        # The segment is in the digest, so that a file under another segment's name is not taken for its own.
+        self._row_digest = hashlib.blake2b(row_seed + segment.encode(), digest_size=32).digest()
+        self._shape = (geometry.digest, geometry.shards, geometry.stride)
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._told: set[tuple[str, int]] = set()
+
+    def exist(self, keys: Keys) -> Mask:
+        """Return where a whole object bears the key's name, ``bool[n]``; one path check each."""
+        if not self._root.available or not len(keys):
+            return np.zeros(len(keys), dtype=np.bool_)
+        found = _native.stat_objects(self._path, self._names(keys), self.geometry.object_bytes)
+        return found.astype(np.bool_)
+
+    def read(self, keys: Keys, payload_addresses: Addresses) -> Codes:
+        """Read and verify objects, ``uint8[n]`` of `ResultCode`; a payload is defined only where OK.
+
+        OK, MISS, CORRUPT (removed, counted) or UNAVAILABLE (an error that may pass; nothing removed).
+        """
+        if not self._root.available or not len(keys):
+            return np.full(len(keys), ResultCode.MISS, dtype=np.uint8)
+        results = _native.read_objects(
+            self._path,
+            self._names(keys),
+            np.ascontiguousarray(keys),
+            self._row_digest,
+            self._shape,
+            np.ascontiguousarray(payload_addresses, dtype=np.int64),
+            self._root.direct,
+        )
+        corrupt = np.flatnonzero(results == _CORRUPT)
+        self._remove(keys[corrupt], "corrupt")
+        self._count(read=int((results == 0).sum()), corrupt=corrupt.size)
+        self._tell("read", results)
+        return _codes(results)
+
+    def write(self, keys: Keys, payload_addresses: Addresses, *, sync: bool = False) -> Codes:
+        """Publish objects, ``uint8[n]`` of `ResultCode`; those that exist already are OK untouched.
+
+        OK, NO_SPACE (the bound or the file system) or UNAVAILABLE. A key that is twice in the batch is
+        written once. Padding between shards must be zero. ``sync``: on the device before this returns.
+        """
+        codes = np.full(len(keys), ResultCode.UNAVAILABLE, dtype=np.uint8)
+        if not self._root.available or not len(keys):
+            return codes
+        _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        codes[first[self.exist(keys[first])]] = ResultCode.OK
+        todo = np.sort(first[codes[first] != ResultCode.OK])
+        try:
+            granted = self._root.usage.reserve_objects(todo.size, self.geometry.object_bytes)
+            codes[todo[granted:]] = ResultCode.NO_SPACE
+            codes[todo[:granted]] = self._write_reserved(
+                keys[todo[:granted]], payload_addresses[todo[:granted]], sync=sync
+            )
+        except OSError as error:
+            failure = _failure(error)
+            codes[todo] = _codes(failure)
+            self._tell("write", failure)
+        return codes[first][inverse.reshape(-1)]
+
+    def touch(self, keys: Keys) -> None:
+        """Mark objects as used now, for the collector; absent ones are passed over."""
+        if self._root.available and len(keys):
+            _native.touch_objects(self._path, self._names(keys))
+
+    def drop(self, keys: Keys) -> Mask:
+        """Remove objects; return where there was one, ``bool[n]``. A reader that has it open reads on."""
+        if not self._root.available:
+            return np.zeros(len(keys), dtype=np.bool_)
+        return self._remove(keys, "request")
+
+    def keys(self) -> Keys:
+        """Return the keys of all objects here, ``uint8[n, 32]``, by reading their headers."""
+        found = [key for key in map(self._key_of, self._files()) if key is not None]
+        return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, 32)
+
+    def statistics(self) -> FileStatistics:
+        """Return the counts so far."""
+        with self._lock:
+            counts = self._counts
+            return FileStatistics(counts["read"], counts["written"], counts["corrupt"], counts["failed"])
+
+    def _names(self, keys: Keys) -> list[bytes]:
+        return names.object_names(keys, self.segment)
+
+    def _write_reserved(self, keys: Keys, addresses: Addresses, *, sync: bool) -> Codes:
+        """Write what has room reserved, and settle the reservation whatever happens."""
+        size, written = self.geometry.object_bytes, 0
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            results = _native.write_objects(
+                self._path,
+                self._names(keys),
+                np.ascontiguousarray(keys),
+                self._row_digest,
+                self._shape,
+                np.ascontiguousarray(addresses, dtype=np.int64),
+                self._root.direct,
+                [self._root.temporary_name() for _ in range(len(keys))],
+                sync,
+            )
+            written = int((results == 0).sum())
+        finally:
+            self._root.usage.settle(len(keys) * size, written_bytes=written * size)
+        self._count(written=written)
+        self._tell("write", results)
+        return _codes(results)
+
+    def _remove(self, keys: Keys, reason: str) -> Mask:
+        """Remove what bears the names: a file or a link, and a directory only when it is empty."""
+        sizes = [_unlink(self.directory / os.fsdecode(name)) for name in self._names(keys)]
+        removed = np.array([size is not None for size in sizes], dtype=np.bool_)
+        metrics.OBJECTS_DROPPED.labels(reason=reason).inc(int(removed.sum()))
+        freed = sum(size or 0 for size in sizes)
+        if freed:
+            try:
+                self._root.usage.give_back(freed)
+            except OSError as error:
+                self._tell("count", _failure(error))
+        return removed
+
+    def _tell(self, operation: str, results: Results) -> None:
+        """Count failures, and log each kind once."""
+        failures = results[results < 0]
+        if not failures.size:
+            return
+        self._count(failed=failures.size)
+        with self._lock:
+            new = {(operation, int(code)) for code in failures} - self._told
+            self._told |= new
+        for _, code in new:
+            _log.warning("cannot %s files in %s: %s", operation, self.directory, os.strerror(-code))
+
+    def _count(self, **counts: int) -> None:
+        with self._lock:
+            self._counts.update(counts)
+
+    def _files(self) -> Iterable[os.DirEntry[str]]:
+        if not self._root.available:
+            return
+        for entry in names.files_of_row(self.directory):
+            parsed = names.parse_object(entry.name)
+            if parsed and parsed[1] == self.segment:
+                yield entry
+
+    def _key_of(self, entry: os.DirEntry[str]) -> bytes | None:
+        """Return the key in an object's header; None when the file is not one of this tier or gone."""
+        try:
+            with Path(entry.path).open("rb", buffering=0) as file:
+                head = file.read(_HEAD_BYTES)
+        except OSError:
+            return None
+        key = head[_KEY_AT:_ROW_AT]
+        ours = head[_ROW_AT:_HEAD_BYTES] == self._row_digest and entry.name.startswith(
+            key[: names.NAMED_BYTES].hex()
+        )
+        return key if ours else None
+
+
+def _codes(results: Results) -> Codes:
+    """Translate the native results."""
+    codes = np.full(results.shape, ResultCode.UNAVAILABLE, dtype=np.uint8)
+    codes[results == 0] = ResultCode.OK
+    codes[results == _MISS] = ResultCode.MISS
+    codes[results == _CORRUPT] = ResultCode.CORRUPT
+    codes[np.isin(results, _FULL)] = ResultCode.NO_SPACE
+    return codes
+
+
+def _failure(error: OSError) -> npt.NDArray[np.int32]:
+    """Return an error of the system as a native result."""
+    return np.array([-(error.errno or errno.EIO)], dtype=np.int32)
+
+
+def _unlink(path: Path) -> int | None:
+    """Remove what bears the name and return its bytes; None when nothing was removed."""
+    try:
+        size = path.lstat().st_size
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+            return 0
+        path.unlink()
+    except OSError:
+        return None
+    return size

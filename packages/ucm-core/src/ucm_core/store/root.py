@@ -1,0 +1,275 @@
+"""The cache directory: who may use it, what lies in it, how full it is.
+
+A root that cannot be used (read-only, missing and not to be made, full) is not an error: it says so once in
+the log, `CacheRoot.available` is False, and everything in it is a miss. Only a root that can never work, a
+file for example, is refused, before anything is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from ucm_core import _native
+from ucm_core.errors import StoreError
+from ucm_core.store import locks, names, writers
+from ucm_core.store.names import slug
+from ucm_core.store.usage import Usage
+
+__all__ = ["CacheRoot", "Namespace", "NamespaceIdentity", "RootStatistics", "slug"]
+
+_log = logging.getLogger("ucm.store")
+
+
+class NamespaceIdentity(Protocol):
+    """What a root needs to know of an identity."""
+
+    @property
+    def namespace(self) -> str:
+        """32 hex digits that two engines have in common exactly when they may share bytes."""
+
+    def manifest(self) -> Mapping[str, Any]:
+        """Return the identity for readers, as JSON data."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootStatistics:
+    """A root at one moment."""
+
+    available: bool
+    """Whether anything is stored or found."""
+    direct: bool
+    """Whether files are read and written past the page cache."""
+    used_bytes: int
+    """Bytes of all objects, writes under way included."""
+    capacity_bytes: int
+    """The bound on `used_bytes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """The directory of everything that engines of one identity share."""
+
+    root: Path
+    """The cache directory."""
+    path: Path
+    """This namespace's directory, below it."""
+
+    def row_directory(self, row_name: str) -> Path:
+        """Return the directory of a row; StoreError when a link leads it out of the root."""
+        return _confined(self.root, self.path / slug(row_name))
+
+
+class CacheRoot:
+    """One process's hold on a cache directory. Thread-safe between `open` and `close`.
+
+    ``capacity_bytes`` bounds the bytes of all objects together, for this process's writes; None = no bound.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, capacity_bytes: int | None = None) -> None:
+        self.path = _absolute(os.fspath(path))
+        """The cache directory, absolute."""
+        self._capacity_bytes = capacity_bytes
+        self._writer: writers.Writer | None = None
+        self._usage: Usage | None = None
+        self._direct = False
+        self._lost = False
+
+    def open(self) -> Self:
+        """Make the directory, become a writer, remove what dead writers left.
+
+        StoreError when the path is a file. Opening an open root does nothing.
+        """
+        if self._writer is not None:
+            return self
+        try:
+            self._refuse_file()
+            self._become_writer()
+        except OSError as error:
+            self._lose(error)
+        else:
+            self.sweep()
+            self._decide_direct()
+        return self
+
+    def close(self) -> None:
+        """Give up the hold; no write may be under way. A second call does nothing."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def available(self) -> bool:
+        """Whether objects can be stored and found; once False, only a new root brings it back."""
+        return self._writer is not None and not self._lost
+
+    @property
+    def direct(self) -> bool:
+        """Whether the file system takes O_DIRECT; decided once, by a real write and read."""
+        return self._direct
+
+    @property
+    def usage(self) -> Usage:
+        """The shared usage counter; StoreError when the root is not available."""
+        if self._usage is None:
+            raise StoreError(f"cache root {self.path} is not available; see the log for the reason")
+        return self._usage
+
+    def temporary_name(self) -> bytes:
+        """Return a new file name for a write under way; StoreError when the root is not available."""
+        if self._writer is None:
+            raise StoreError(f"cache root {self.path} is not open")
+        return self._writer.temporary_name()
+
+    def sweep(self) -> int:
+        """Remove the temporaries of writers that are proved dead; return how many.
+
+        Files of living writers, foreign files and links stay. The usage is counted anew where one had died.
+        """
+        try:
+            with writers.dead_writers(self._writers_path) as dead:
+                if not dead:
+                    return 0
+                removed = writers.remove_temporaries(self.path, frozenset(dead))
+                writers.forget(self._writers_path, dead)
+            self.usage.recount()
+        except OSError as error:
+            _log.warning("could not sweep cache root %s: %s", self.path, error)
+            return 0
+        return removed
+
+    def namespace(self, identity: NamespaceIdentity) -> Namespace:
+        """Return the identity's directory, made with its manifest when it is new.
+
+        StoreError when the name is none of a namespace or a link leads it out of the root.
+        """
+        if not names.is_namespace(identity.namespace):
+            raise StoreError(f"namespace {identity.namespace!r} is not 32 hex digits")
+        namespace = Namespace(self.path, _confined(self.path, self.path / identity.namespace))
+        if self.available:
+            try:
+                namespace.path.mkdir(exist_ok=True)
+                self._write_manifest(namespace.path / names.MANIFEST, identity.manifest())
+            except OSError as error:
+                self._lose(error)
+        return namespace
+
+    def generation(self, base_digest: bytes) -> int:
+        """Return the persistent counter of an identity's base, 0 when it was never raised.
+
+        Where it cannot be read the root becomes unavailable, because an old generation must not be found.
+        """
+        path = self._generation_path(base_digest)
+        try:
+            if not path.exists():
+                return 0
+            with locks.exclusive(path) as descriptor:
+                return _valid_generation(descriptor)
+        except OSError as error:
+            self._lose(error)
+            return 0
+
+    def raise_generation(self, base_digest: bytes) -> int:
+        """Raise the counter, on the device before this returns; return the new value.
+
+        StoreError when it cannot be kept: then others might still find what must not be found any more.
+        """
+        path = self._generation_path(base_digest)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            with locks.exclusive(path) as descriptor:
+                raised = _valid_generation(descriptor) + 1
+                locks.write_number(descriptor, raised)
+                os.fsync(descriptor)
+        except OSError as error:
+            self._lose(error)
+            raise StoreError(f"generation counter {path} cannot be raised: {error}") from error
+        return raised
+
+    def statistics(self) -> RootStatistics:
+        """Return the state of the root; counts are 0 while it is not available."""
+        used, capacity = 0, 0
+        if self.available:
+            used, capacity = self.usage.used_bytes, self.usage.capacity_bytes
+        return RootStatistics(self.available, self._direct, used, capacity)
+
+    @property
+    def _writers_path(self) -> Path:
+        return self.path / ".writers"
+
+    def _generation_path(self, base_digest: bytes) -> Path:
+        return self.path / ".generations" / base_digest.hex()
+
+    def _refuse_file(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise StoreError(f"cache root {self.path} is a file; name a directory")
+
+    def _become_writer(self) -> None:
+        self._writers_path.mkdir(parents=True, exist_ok=True)
+        self._writer = writers.Writer(self._writers_path)
+        self._usage = Usage(self.path, self._writer, self._capacity_bytes)
+
+    def _decide_direct(self) -> None:
+        self._direct = _native.probe_direct(os.fsencode(self.path), self.temporary_name())
+        mode = "O_DIRECT" if self._direct else "buffered, because the file system refuses O_DIRECT"
+        _log.info("cache root %s: file access is %s", self.path, mode)
+
+    def _write_manifest(self, path: Path, identity: Mapping[str, Any]) -> None:
+        if path.exists():
+            return
+        content = {"fan_out_digits": names.FAN_OUT_DIGITS, "identity": dict(identity)}
+        temporary = path.with_name(os.fsdecode(self.temporary_name()))
+        try:
+            with temporary.open("x", encoding="utf-8") as file:
+                json.dump(content, file, indent=2, sort_keys=True)
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _lose(self, error: OSError) -> None:
+        if not self._lost:
+            _log.warning("cache root %s is not available, everything is a miss: %s", self.path, error)
+        self._lost = True
+
+
+def _absolute(path: str) -> Path:
+    """Return ``path`` from the file system's root; StoreError when no such path can exist."""
+    if not path or "\0" in path:
+        raise StoreError(f"cache root {path!r} is no path; name a directory")
+    try:
+        return Path(path).expanduser().absolute()
+    except (OSError, RuntimeError) as error:
+        raise StoreError(f"cache root {path!r} cannot be made absolute: {error}") from error
+
+
+def _confined(root: Path, path: Path) -> Path:
+    """Return ``path`` if its real place is under ``root``; StoreError otherwise."""
+    real = Path(os.path.realpath(path))
+    if not real.is_relative_to(os.path.realpath(root)):
+        raise StoreError(f"{path} leads to {real}, outside of the cache root {root}")
+    return path
+
+
+def _valid_generation(descriptor: int) -> int:
+    """Return the counter; a damaged one goes on at a number that nobody has used: nothing old is found."""
+    value = locks.read_number(descriptor)
+    if value is None:
+        value = secrets.randbits(62) if os.fstat(descriptor).st_size else 0
+        locks.write_number(descriptor, value)
+        os.ftruncate(descriptor, 8)
+    return value

@@ -1,0 +1,115 @@
+"""Writers: who is writing under a root, and what the dead ones left behind.
+
+Every writer holds the lock of its own file ``<root>/.writers/<32 hex>`` for as long as it lives; the name is
+part of its temporaries' names. The file holds the bytes it has reserved and not settled yet, 8 bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from ucm_core.store import locks, names
+
+_ATTEMPTS = 16
+
+
+class Writer:
+    """One process's right to write under a root, from construction to `close`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.name, self._descriptor = _register(directory)
+        self._path = directory / self.name
+        self._pid = os.getpid()
+        self._numbers = itertools.count()
+
+    def temporary_name(self) -> bytes:
+        """Return a file name that nobody has used. The pid keeps forked children apart and helps people."""
+        return f".{self.name}.{os.getpid()}-{next(self._numbers)}.tmp".encode()
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes reserved and not settled yet; the usage counter's lock guards them."""
+        return locks.read_number(self._descriptor) or 0
+
+    @in_flight_bytes.setter
+    def in_flight_bytes(self, value: int) -> None:
+        locks.write_number(self._descriptor, value)
+
+    def close(self) -> None:
+        """Give the name up. No write may be under way. In a forked child it stays the parent's."""
+        if os.getpid() == self._pid:
+            self._path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+
+def _register(directory: Path) -> tuple[str, int]:
+    """Create and lock a file of a new name; a sweeper may catch it between the two, then another is made."""
+    for _ in range(_ATTEMPTS):
+        name = uuid.uuid4().hex
+        descriptor = locks.open_lock_file(directory / name, create=True)
+        if locks.try_lock(descriptor) and os.fstat(descriptor).st_nlink:
+            return name, descriptor
+        os.close(descriptor)
+    raise OSError(f"no lock of {_ATTEMPTS} new files in {directory} could be taken")
+
+
+@contextmanager
+def dead_writers(directory: Path) -> Iterator[list[str]]:
+    """Yield the writers whose lock can be taken, and hold their locks meanwhile."""
+    with ExitStack() as held:
+        yield [name for name in _registered(directory) if _take(directory / name, held)]
+
+
+def living_in_flight_bytes(directory: Path) -> int:
+    """Return what the living writers have reserved and not settled; the usage counter's lock must be held."""
+    total = 0
+    for name in _registered(directory):
+        with ExitStack() as held:
+            if not _take(directory / name, held):
+                total += _in_flight(directory / name)
+    return total
+
+
+def forget(directory: Path, dead: list[str]) -> None:
+    """Remove the files of dead writers, after everything they left is gone and while their locks are held."""
+    for name in dead:
+        (directory / name).unlink(missing_ok=True)
+
+
+def remove_temporaries(root: Path, writers: frozenset[str]) -> int:
+    """Remove the temporaries of these writers everywhere under ``root``; return how many."""
+    removed = 0
+    for entry in names.files_of_root(root):
+        if names.parse_temporary(entry.name) in writers:
+            Path(entry.path).unlink(missing_ok=True)
+            removed += 1
+    return removed
+
+
+def _registered(directory: Path) -> list[str]:
+    return [name for name in os.listdir(directory) if names.is_namespace(name)]  # noqa: PTH208 - names only
+
+
+def _take(path: Path, held: ExitStack) -> bool:
+    try:
+        descriptor = locks.open_lock_file(path, create=False)
+    except FileNotFoundError:
+        return False
+    held.callback(os.close, descriptor)
+    return locks.try_lock(descriptor)
+
+
+def _in_flight(path: Path) -> int:
+    try:
+        descriptor = locks.open_lock_file(path, create=False)
+    except FileNotFoundError:
+        return 0
+    try:
+        return locks.read_number(descriptor) or 0
+    finally:
+        os.close(descriptor)
