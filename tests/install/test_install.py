@@ -1,4 +1,4 @@
-"""Both packages as a newcomer gets them: built as wheels, installed into an environment without any engine."""
+"""Both packages as a newcomer gets them: built as wheels, installed where there is no engine."""
 
 from __future__ import annotations
 
