@@ -1,0 +1,143 @@
+"""EXAMPLES 1 to 5, number for number, with rows like those of X-Hybrid-96."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from spec_rows import blocks, chain, follower, snapshot, states, table, whole
+
+from ucm_core.coordinator.resolve import (
+    Presence,
+    clamp_followers,
+    combine_ranks,
+    coverage,
+    explain,
+    resolve_hit,
+)
+from ucm_core.spec.table import RankRule, RowKind, SpecRow, SpecTable
+
+MLA = chain("mla", 128, rank_rule=RankRule.ALL_UNION)
+CSA = chain("csa_c16", 128)
+INDEXER = follower("indexer", MLA)
+MAMBA = snapshot("mamba2", 64)
+KDA = snapshot("kda_perslot", 256)
+CROSS = SpecRow("cross", RowKind.NONE, 0, (3,), ())
+
+
+def swa(window: int) -> SpecRow:
+    return chain("swa", 128, window)
+
+
+def hybrid(window: int = 5000, *states_of: SpecRow) -> SpecTable:
+    return table(MLA, CSA, swa(window), INDEXER, CROSS, *(states_of or (MAMBA,)), grain=64)
+
+
+class TestAStateThatLags:
+    """Example 1."""
+
+    known: ClassVar = {"mla": whole(20), "csa_c16": whole(19), "swa": whole(23), "mamba2": states(1280, 2304)}
+
+    def test_verdict(self) -> None:
+        hit = resolve_hit(hybrid(), self.known, request_tokens=3000)
+        assert (hit.hit_tokens, hit.resume_tokens, hit.new_tokens) == (2432, 2304, 2304)
+        assert (hit.coverage["mla"], hit.coverage["mamba2"]) == (range(18), range(35, 36))
+
+    def test_a_state_of_another_prefix_is_not_in_the_presence(self) -> None:
+        """The coordinator test shows that another digest at 2432 stays out; were it in, it would be used."""
+        lagging = {**self.known, "mamba2": states(1280, 2304, 2432)}
+        assert resolve_hit(hybrid(), lagging, request_tokens=3000).resume_tokens == 2432
+
+
+class TestSnapshotsDoNotVoteOnL:
+    """Example 2."""
+
+    known: ClassVar = {
+        "mla": whole(39),
+        "csa_c16": whole(38),
+        "swa": whole(39),
+        "indexer": whole(39),
+        "mamba2": states(1024, 2048, 3072, 4096),
+    }
+
+    def test_verdict(self) -> None:
+        hit = resolve_hit(hybrid(), self.known, request_tokens=5000)
+        assert (hit.hit_tokens, hit.resume_tokens) == (4864, 4096)
+
+    def test_the_follower_is_not_asked_but_clamps(self) -> None:
+        silent = {name: held for name, held in self.known.items() if name != "indexer"}
+        hit = resolve_hit(hybrid(), silent, request_tokens=5000)
+        clamped = clamp_followers(hybrid(), silent, hit, {"indexer": whole(3968 // 128)})
+        assert (hit.resume_tokens, clamped.hit_tokens, clamped.resume_tokens) == (4096, 3968, 3072)
+        assert clamped.coverage["indexer"] == range(24)
+
+    def test_a_follower_that_is_whole_changes_nothing(self) -> None:
+        hit = resolve_hit(hybrid(), self.known, request_tokens=5000)
+        assert clamp_followers(hybrid(), self.known, hit, {"indexer": whole(39)}) == hit
+
+    @pytest.mark.parametrize(("boundary", "needed"), [(4096, range(28, 32)), (4864, range(34, 38))])
+    def test_a_smaller_window(self, boundary: int, needed: range) -> None:
+        assert coverage(swa(512), boundary) == needed
+
+    def test_the_window_is_checked_again_at_the_resume_point(self) -> None:
+        known = {**self.known, "swa": blocks((0, 24), (34, 39))}
+        hit = resolve_hit(hybrid(512), known, request_tokens=5000)
+        assert (hit.hit_tokens, hit.resume_tokens) == (4864, 3072)
+        assert hit.coverage["swa"] == range(20, 24)
+
+
+def test_several_snapshot_rows_meet_at_a_joint_point() -> None:
+    """Example 3."""
+    known = {"mla": whole(39), "csa_c16": whole(38), "swa": whole(39)}
+    known |= {"mamba2": states(1024, 2048, 4096), "kda_perslot": states(256, 2048, 3840)}
+    hit = resolve_hit(hybrid(5000, MAMBA, KDA), known, request_tokens=5000)
+    assert (hit.hit_tokens, hit.resume_tokens) == (4864, 2048)
+
+
+def test_the_last_token_is_computed() -> None:
+    """Example 4."""
+    known = {name: whole(32) for name in ("mla", "csa_c16", "swa")} | {"mamba2": states(3072, 4096)}
+    hit = resolve_hit(hybrid(), known, request_tokens=4096)
+    assert (hit.ask.limit_tokens(hybrid()), hit.hit_tokens, hit.resume_tokens) == (3968, 3968, 3072)
+
+
+@pytest.mark.parametrize(("rule", "chance"), [(RankRule.INTERSECTION, 0.6561), (RankRule.ALL_UNION, 0.9999)])
+def test_rank_rules_by_monte_carlo(rule: RankRule, chance: float) -> None:
+    """Example 5: four ranks, each save fails with probability 0.1; 100,000 blocks."""
+    count = 100_000
+    saved = np.random.default_rng(20240).random((4, count)) >= 0.1
+    ranks = [{"r": Presence(rank)} for rank in saved]
+    combined = combine_ranks(table(chain("r", 128, rank_rule=rule)), ranks)["r"].blocks
+    assert abs(combined.mean() - chance) <= 3 * (chance * (1 - chance) / count) ** 0.5
+
+
+def test_the_rank_rule_is_not_in_the_digest() -> None:
+    both = [table(chain("r", 128, rank_rule=rule)).digest for rule in RankRule]
+    assert both[0] == both[1]
+
+
+class TestExplain:
+    """Each row says how far it alone would have gone, and what it lacked next."""
+
+    def test_every_voting_row_has_its_say(self) -> None:
+        known = TestAStateThatLags.known
+        hit = resolve_hit(hybrid(128), known, request_tokens=3000)
+        rows = explain(hybrid(128), known, hit)
+        assert {e.row: (e.boundary_tokens, e.missing_block, e.missing_position) for e in rows} == {
+            "mla": (2560, 20, None),
+            "csa_c16": (2432, 19, None),
+            "swa": (2944, None, None),
+            "mamba2": (2304, None, 2432),
+        }
+
+    def test_a_hole_in_a_window_row_is_named(self) -> None:
+        spec = table(chain("w", 16, 40))
+        known = {"w": blocks((0, 3), (4, 5))}
+        (said,) = explain(spec, known, resolve_hit(spec, known, request_tokens=100))
+        assert (said.boundary_tokens, said.missing_block) == (48, 3)
+
+    def test_local_blocks_count(self) -> None:
+        spec = table(chain("f", 16))
+        (said,) = explain(spec, {}, resolve_hit(spec, {}, request_tokens=100, local_tokens=40))
+        assert (said.kind, said.boundary_tokens, said.missing_block) == (RowKind.CHAIN, 32, 2)
