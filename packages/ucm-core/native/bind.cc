@@ -40,13 +40,13 @@ std::string number(std::int64_t value) { return std::to_string(value); }
 
 std::string text(const nb::bytes &value) { return std::string(value.c_str(), value.size()); }
 
-std::uint32_t crc32c(nb::handle buffer, std::uint32_t seed) {
+std::uint32_t crc32c(nb::handle buffer, std::uint32_t seed, bool hardware) {
   Py_buffer view;
   if (PyObject_GetBuffer(buffer.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
   std::uint32_t value;
   {
     nb::gil_scoped_release released;
-    value = ucm::crc32c(view.buf, static_cast<std::size_t>(view.len), seed);
+    value = ucm::crc32c(view.buf, static_cast<std::size_t>(view.len), seed, hardware);
   }
   PyBuffer_Release(&view);
   return value;
@@ -209,7 +209,7 @@ bool probe_direct(const nb::bytes &directory, const nb::bytes &temporary_name) {
 }  // namespace
 
 NB_MODULE(_native, m) {
-  m.def("crc32c", &crc32c, "buffer"_a, "seed"_a = 0);
+  m.def("crc32c", &crc32c, "buffer"_a, "seed"_a = 0, nb::kw_only(), "hardware"_a = true);
   m.def("gather", &copy<ucm::Direction::kGather>, "parts"_a.noconvert(), "pieces"_a.noconvert(),
         "payloads"_a.noconvert(), nb::kw_only(), "payload_bytes"_a = 0);
   m.def("scatter", &copy<ucm::Direction::kScatter>, "parts"_a.noconvert(), "pieces"_a.noconvert(),

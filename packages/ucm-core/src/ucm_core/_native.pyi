@@ -9,8 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
-def crc32c(buffer: Buffer, seed: int = 0) -> int:
-    """CRC-32C (Castagnoli) of a contiguous buffer; `seed` is the CRC of the bytes before it."""
+def crc32c(buffer: Buffer, seed: int = 0, *, hardware: bool = True) -> int:
+    """CRC-32C (Castagnoli) of a contiguous buffer; `seed` is the CRC of the bytes before it.
+
+    `hardware` allows the processor's own instruction where it has one; the result is the same without.
+    """
 
 def gather(
     parts: NDArray[np.int64],
