@@ -22,6 +22,9 @@ START_LIMIT_S = 240.0
 ANSWER_LIMIT_S = 300.0
 EXIT_LIMIT_S = 60.0
 
+Blocks = dict[tuple[str, int], str]
+"""(layer, index of the block in its request) -> digest of the block's bytes in the engine."""
+
 
 class EngineFailed(Exception):
     """The engine's process ended, or was too slow to answer; the message carries the end of its log."""
@@ -132,7 +135,7 @@ class Engine:
     def together(self, prompts: Sequence[Prompt], *, max_tokens: int = 8) -> list[Answer]:
         """Serve `prompts` in one batch."""
         prompts_sent = [asdict(prompt) for prompt in prompts]
-        return self._answers_of(self._ask("together", prompts=prompts_sent, max_tokens=max_tokens))
+        return _answers(self._ask("together", prompts=prompts_sent, max_tokens=max_tokens))
 
     def generate_apart(self, prompts: Sequence[Prompt], *, max_tokens: int = 8) -> list[Answer]:
         """Serve `prompts` one after the other, each with the engine's own prefix cache emptied before."""
@@ -148,17 +151,18 @@ class Engine:
 
     def end_generate(self) -> list[Answer]:
         """The answers to `begin_generate`."""
-        return self._answers_of(self._receive("generate", ANSWER_LIMIT_S))
+        return _answers(self._receive("generate", ANSWER_LIMIT_S))
 
     def forget(self, *, connector: bool = False) -> None:
         """Empty the engine's own prefix cache; with `connector` the weights count as changed."""
         if not self._ask("forget", connector=connector)["done"]:
             raise EngineFailed("the engine did not empty its prefix cache")
 
-    def blocks(self, prompt: Prompt) -> dict[tuple[str, int], str]:
-        """Serve `prompt`; the digest of every engine block full of its tokens, by (layer, index)."""
-        blocks = self._ask("blocks", prompt=asdict(prompt))["blocks"]
-        return {(layer, index): digest for layer, index, digest in blocks}
+    def observe(self, prompt: Prompt, *, max_tokens: int = 8) -> tuple[Answer, Blocks]:
+        """Serve `prompt`, and look at every engine block full of its tokens once its prefill is done."""
+        reply = self._ask("observe", prompt=asdict(prompt), max_tokens=max_tokens)
+        blocks = {(layer, index): digest for layer, index, digest in reply["blocks"]}
+        return _answer(reply["answer"]), blocks
 
     def counter(self, name: str, **labels: str) -> float:
         """The sum of the `name` samples whose labels include `labels`."""
@@ -251,9 +255,10 @@ class Engine:
     def _failure(self, command: str, reason: str) -> EngineFailed:
         return EngineFailed(f"{command}: the engine {reason}\n{self.log_text()[-4000:]}")
 
-    @staticmethod
-    def _answers_of(reply: dict[str, Any]) -> list[Answer]:
-        return [
-            Answer(**{**one, "tokens": tuple(one["tokens"]), "logprobs": tuple(one["logprobs"])})
-            for one in reply["answers"]
-        ]
+
+def _answer(one: dict[str, Any]) -> Answer:
+    return Answer(**{**one, "tokens": tuple(one["tokens"]), "logprobs": tuple(one["logprobs"])})
+
+
+def _answers(reply: dict[str, Any]) -> list[Answer]:
+    return [_answer(one) for one in reply["answers"]]

@@ -11,7 +11,7 @@ the process, as a script would end.
 | generate | prompts, max_tokens | one `answer` per prompt, served one after the other |
 | together | prompts, max_tokens | the same, served in one batch |
 | forget | connector: bool | the engine's own prefix cache is emptied; connector: the weights changed |
-| blocks | prompt | digests of the engine's blocks, taken while the prompt's request holds them |
+| observe | prompt, max_tokens | its answer, and digests of its blocks in the engine after the prefill |
 | counters | | the `ucm_` samples of this process |
 """
 
@@ -54,20 +54,20 @@ class Runner:
         """Empty the engine's own prefix cache."""
         return {"done": self._llm.reset_prefix_cache(reset_connector=command["connector"])}
 
-    def blocks(self, command: Json) -> Json:
+    def observe(self, command: Json) -> Json:
         """Serve one prompt and digest its blocks in the engine once its prefill is done."""
         engine = self._llm.llm_engine
         core = engine.engine_core.engine_core
-        before = set(core.scheduler.requests)
-        engine.add_request("blocks", _prompt(command["prompt"]), _sampling(2))
-        (name,) = set(core.scheduler.requests) - before
-        digests: list[list[Any]] = []
+        external = self._external_hits()
+        engine.add_request("observed", _prompt(command["prompt"]), _sampling(command["max_tokens"]))
+        (request,) = core.scheduler.requests.values()
+        digests, outputs = [], []
         while engine.has_unfinished_requests():
-            engine.step()
-            request = core.scheduler.requests.get(name)
-            if request is not None and request.num_output_tokens == 1:
+            outputs = engine.step() or outputs
+            if request.num_output_tokens == 1 and not digests:
                 digests = self._block_digests(core, request)
-        return {"blocks": digests}
+        answer = _answer(outputs[0]) | {"external_tokens": self._external_hits() - external}
+        return {"answer": answer, "blocks": digests}
 
     def counters(self, command: Json) -> Json:
         """The `ucm_` samples of the default registry, by name and labels."""

@@ -1,0 +1,17 @@
+"""What the stories share."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from e2e.runs import Runs
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Engines, and the runs of this session that several stories look at."""
+    python = os.environ.get("UCM_VLLM_PYTHON")
+    if python is None:
+        pytest.fail("UCM_VLLM_PYTHON must name the python of an environment with vLLM, ucm-core and ucm-vllm")
+    return Runs(Path(python), tmp_path_factory.mktemp("e2e"))
