@@ -1,8 +1,282 @@
-// Python surface of the host ring.
+// Python surface of the host ring: arrays in, fresh arrays out, the GIL released meanwhile.
 #pragma once
 
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include "ring.hpp"
+
+namespace ring_binding {
 
 namespace nb = nanobind;
+using namespace nb::literals;
 
-inline void bind_ring(nb::module_ &) {}
+template <class Value>
+using Vector = nb::ndarray<const Value, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using KeyRows = nb::ndarray<const uint8_t, nb::shape<-1, 32>, nb::c_contig, nb::device::cpu>;
+template <class Value>
+using Array = nb::ndarray<nb::numpy, Value, nb::ndim<1>>;
+using Claims = std::tuple<Array<int32_t>, Array<uint8_t>, Array<uint32_t>>;
+
+inline void require(bool condition, const std::string &message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+// Memory for one result array, handed over to Python by give().
+template <class Value>
+class Output {
+public:
+  explicit Output(size_t size) : data_(new Value[size]), size_(size) {}
+  Value &operator[](size_t i) { return data_[i]; }
+  Value *data() { return data_.get(); }
+  Array<Value> give() {
+    nb::capsule owner(data_.get(), [](void *memory) noexcept { delete[] static_cast<Value *>(memory); });
+    return Array<Value>(data_.release(), {size_}, owner);
+  }
+
+private:
+  std::unique_ptr<Value[]> data_;
+  size_t size_;
+};
+
+inline std::vector<ucm::Key> parse(const KeyRows &keys) {
+  std::vector<ucm::Key> parsed(keys.shape(0));
+  for (size_t i = 0; i < parsed.size(); ++i) parsed[i] = ucm::Key::from(keys.data() + 32 * i);
+  return parsed;
+}
+
+// What every call shares: no GIL, and the ring neither closed nor closing.
+struct Working {
+  explicit Working(const ucm::Ring &ring) : use(ring) {}
+  nb::gil_scoped_release released;
+  ucm::Ring::Use use;
+};
+
+inline Claims unzip(const std::vector<ucm::Ring::Claim> &claims) {
+  Output<int32_t> slots(claims.size());
+  Output<uint8_t> outcomes(claims.size());
+  Output<uint32_t> versions(claims.size());
+  for (size_t i = 0; i < claims.size(); ++i) {
+    slots[i] = claims[i].slot;
+    outcomes[i] = static_cast<uint8_t>(claims[i].outcome);
+    versions[i] = claims[i].version;
+  }
+  return {slots.give(), outcomes.give(), versions.give()};
+}
+
+inline Claims claim(ucm::Ring &ring, KeyRows keys) {
+  const std::vector<ucm::Key> parsed = parse(keys);
+  std::vector<ucm::Ring::Claim> claims(parsed.size());
+  {
+    Working working(ring);
+    ring.claim(parsed.data(), parsed.size(), claims.data());
+  }
+  return unzip(claims);
+}
+
+inline Claims pin(ucm::Ring &ring, KeyRows keys) {
+  std::vector<ucm::Ring::Claim> claims(keys.shape(0));
+  {
+    Working working(ring);
+    for (size_t i = 0; i < claims.size(); ++i) claims[i] = ring.pin(ucm::Key::from(keys.data() + 32 * i));
+  }
+  return unzip(claims);
+}
+
+inline Array<uint8_t> lookup(const ucm::Ring &ring, KeyRows keys) {
+  Output<uint8_t> ready(keys.shape(0));
+  {
+    Working working(ring);
+    for (size_t i = 0; i < keys.shape(0); ++i) ready[i] = ring.lookup(ucm::Key::from(keys.data() + 32 * i));
+  }
+  return ready.give();
+}
+
+inline void touch(ucm::Ring &ring, KeyRows keys) {
+  Working working(ring);
+  for (size_t i = 0; i < keys.shape(0); ++i) ring.touch(ucm::Key::from(keys.data() + 32 * i));
+}
+
+inline Array<uint8_t> drop(ucm::Ring &ring, KeyRows keys) {
+  const std::vector<ucm::Key> parsed = parse(keys);
+  Output<uint8_t> dropped(parsed.size());
+  {
+    Working working(ring);
+    ring.drop(parsed.data(), parsed.size(), dropped.data());
+  }
+  return dropped.give();
+}
+
+inline Array<uint8_t> release(ucm::Ring &ring, Vector<int32_t> slots) {
+  Output<uint8_t> done(slots.shape(0));
+  {
+    Working working(ring);
+    for (size_t i = 0; i < slots.shape(0); ++i) done[i] = ring.release(slots.data()[i]);
+  }
+  return done.give();
+}
+
+using Versions = std::optional<Vector<uint32_t>>;
+
+inline const uint32_t *check(const Vector<int32_t> &slots, const Versions &versions) {
+  if (!versions.has_value()) return nullptr;
+  require(versions->shape(0) == slots.shape(0), std::to_string(slots.shape(0)) + " slots and " +
+                                                    std::to_string(versions->shape(0)) + " versions");
+  return versions->data();
+}
+
+inline Array<uint8_t> publish(ucm::Ring &ring, Vector<int32_t> slots, Versions versions) {
+  const uint32_t *expected = check(slots, versions);
+  Output<uint8_t> done(slots.shape(0));
+  {
+    Working working(ring);
+    for (size_t i = 0; i < slots.shape(0); ++i)
+      done[i] = ring.publish(slots.data()[i], expected == nullptr ? nullptr : expected + i);
+  }
+  return done.give();
+}
+
+inline Array<uint8_t> abort(ucm::Ring &ring, Vector<int32_t> slots, Versions versions) {
+  const uint32_t *expected = check(slots, versions);
+  Output<uint8_t> done(slots.shape(0));
+  {
+    Working working(ring);
+    ring.abort(slots.data(), expected, slots.shape(0), done.data());
+  }
+  return done.give();
+}
+
+inline Array<uint8_t> wait(ucm::Ring &ring, Vector<int32_t> slots, Vector<uint32_t> versions, double timeout_s) {
+  const uint32_t *expected = check(slots, versions);
+  constexpr double longest_s = 1e9;  // three decades; keeps the sum below inside the clock's range
+  const auto patience = std::chrono::duration<double>(std::min(std::max(timeout_s, 0.0), longest_s));
+  const auto deadline = ucm::Ring::Clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(patience);
+  Output<uint8_t> outcomes(slots.shape(0));
+  {
+    Working working(ring);
+    for (size_t i = 0; i < slots.shape(0); ++i)
+      outcomes[i] = static_cast<uint8_t>(ring.wait(slots.data()[i], expected[i], deadline));
+  }
+  return outcomes.give();
+}
+
+inline Array<int64_t> addresses(const ucm::Ring &ring, Vector<int32_t> slots) {
+  Output<int64_t> result(slots.shape(0));
+  {
+    Working working(ring);
+    for (size_t i = 0; i < slots.shape(0); ++i)
+      result[i] = reinterpret_cast<int64_t>(ring.address(slots.data()[i]));
+  }
+  return result.give();
+}
+
+inline nb::dict statistics(ucm::Ring &ring) {
+  ucm::RingStatistics now;
+  {
+    Working working(ring);
+    now = ring.statistics();
+  }
+  nb::dict result;
+  const std::pair<const char *, uint64_t> fields[] = {
+      {"empty", now.empty},           {"loading", now.loading},
+      {"ready", now.ready},           {"failed", now.failed},
+      {"pinned", now.pinned},         {"own_references", now.own_references},
+      {"participants", now.participants}, {"evictions", now.evictions},
+      {"reaped", now.reaped},         {"repairs", now.repairs}};
+  for (const auto &[name, value] : fields) result[name] = value;
+  return result;
+}
+
+inline std::string check_integrity(ucm::Ring &ring) {
+  Working working(ring);
+  return ring.check_integrity();
+}
+
+inline void leave(ucm::Ring &ring) {
+  nb::gil_scoped_release released;  // waits for calls of other threads, which may need the GIL to end
+  ring.leave();
+}
+
+inline void check_size(uint64_t slots, uint64_t payload_bytes) {
+  require(slots > 0 && slots <= INT32_MAX, "slots " + std::to_string(slots) + " is not in [1, 2^31)");
+  require(payload_bytes > 0 && payload_bytes % ucm::kRingPage == 0 && payload_bytes <= uint64_t{1} << 31,
+          "payload_bytes " + std::to_string(payload_bytes) + " is not a positive multiple of 4096 up to 2^31");
+}
+
+inline uint64_t ring_bytes(uint64_t slots, uint64_t payload_bytes) {
+  check_size(slots, payload_bytes);
+  return ucm::RingLayout(static_cast<uint32_t>(slots), payload_bytes).total;
+}
+
+inline void construct(ucm::Ring *place, int fd, uint64_t slots, uint64_t payload_bytes,
+                      const std::optional<nb::bytes> &geometry_digest) {
+  check_size(slots, payload_bytes);
+  const uint8_t *digest = nullptr;
+  if (geometry_digest.has_value()) {
+    require(geometry_digest->size() == 32, "geometry_digest has " + std::to_string(geometry_digest->size()) +
+                                               " bytes, not 32");
+    digest = reinterpret_cast<const uint8_t *>(geometry_digest->c_str());
+  }
+  nb::gil_scoped_release released;
+  new (place) ucm::Ring(fd, static_cast<uint32_t>(slots), payload_bytes, digest);
+}
+
+using HeaderFields = std::tuple<uint32_t, uint32_t, uint64_t, nb::bytes>;
+
+inline std::optional<HeaderFields> ring_header(int fd) {
+  ucm::Header header;
+  const ssize_t size = pread(fd, static_cast<void *>(&header), sizeof header, 0);
+  if (size < static_cast<ssize_t>(sizeof header) || std::memcmp(header.magic, ucm::kRingMagic, 8) != 0) return {};
+  return HeaderFields{header.version, header.slots, header.payload_bytes, nb::bytes(header.geometry_digest, 32)};
+}
+
+inline void translate(const std::exception_ptr &pointer, void *) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const ucm::RingClosed &closed) {
+    const nb::object type = nb::module_::import_("ucm_core.errors").attr("ClosedError");
+    PyErr_SetString(type.ptr(), closed.what());
+  }
+}
+
+}  // namespace ring_binding
+
+inline void bind_ring(nanobind::module_ &m) {
+  using namespace ring_binding;
+  nb::register_exception_translator(translate);
+  m.attr("RING_MAGIC") = nb::bytes(ucm::kRingMagic, sizeof ucm::kRingMagic);
+  m.attr("RING_VERSION") = ucm::kRingVersion;
+  m.attr("RING_PARTICIPANTS") = ucm::kParticipants;
+  m.attr("RING_LIFECYCLE_BYTE") = ucm::kLifecycleByte;
+  m.def("ring_bytes", &ring_bytes, "slots"_a, "payload_bytes"_a);
+  m.def("ring_header", &ring_header, "fd"_a);
+  nb::class_<ucm::Ring>(m, "Ring")
+      .def("__init__", &construct, "fd"_a, "slots"_a, "payload_bytes"_a, "geometry_digest"_a.none())
+      .def_prop_ro("fd", &ucm::Ring::fd)
+      .def_prop_ro("slots", &ucm::Ring::slots)
+      .def_prop_ro("payload_bytes", &ucm::Ring::payload_bytes)
+      .def_prop_ro("participant", &ucm::Ring::participant)
+      .def("lookup", &lookup, "keys"_a.noconvert())
+      .def("claim", &claim, "keys"_a.noconvert())
+      .def("pin", &pin, "keys"_a.noconvert())
+      .def("wait", &ring_binding::wait, "slots"_a.noconvert(), "versions"_a.noconvert(), "timeout_s"_a)
+      .def("publish", &publish, "slots"_a.noconvert(), "versions"_a.noconvert().none() = nb::none())
+      .def("abort", &ring_binding::abort, "slots"_a.noconvert(), "versions"_a.noconvert().none() = nb::none())
+      .def("release", &release, "slots"_a.noconvert())
+      .def("touch", &touch, "keys"_a.noconvert())
+      .def("drop", &drop, "keys"_a.noconvert())
+      .def("addresses", &addresses, "slots"_a.noconvert())
+      .def("statistics", &statistics)
+      .def("check_integrity", &check_integrity)
+      .def("leave", &leave)
+      .def("close_descriptor", &ucm::Ring::close_descriptor);
+}

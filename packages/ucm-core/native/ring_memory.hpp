@@ -1,0 +1,261 @@
+// What lies in a ring region, and the kernel calls that guard it. No Python here.
+//
+// A region is one file mapping, shared by every process of a node that caches the same geometry:
+//
+//   [0, 4096)              Header: who we are, plus what only the holder of the exclusive lock reads or writes
+//   [free_stack, index)    uint32 slots[slots]: numbers of the EMPTY slots, a stack
+//   [index, slot)          uint64 words[index_words]: open addressing, word = tag << 32 | (slot + 1), 0 = unused
+//   [slot, pins)           Slot[slots]: state word, owner, key
+//   [pins, payload)        uint32 pins[slots][64]: references, one counter per slot and participant
+//   [payload, end)         slots x payload_bytes, 4096-aligned: address = base + payload + slot x payload_bytes
+//
+// Liveness is a lock, never a pid: participant k holds byte k of the file as an OFD lock for as long as it lives,
+// byte 64 is the exclusive lock (structure), byte 65 the lifecycle lock (create, join, leave; taken by the caller).
+#pragma once
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+namespace ucm {
+
+inline constexpr char kRingMagic[8] = {'U', 'C', 'M', 'R', 'I', 'N', 'G', '1'};
+inline constexpr uint32_t kRingVersion = 1;
+inline constexpr uint32_t kParticipants = 64;
+inline constexpr uint64_t kRingPage = 4096;
+inline constexpr uint32_t kExclusiveByte = 64;
+inline constexpr uint32_t kLifecycleByte = 65;
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
+       "a lock inside an atomic would not be shared between processes");
+
+enum class SlotState : uint32_t { kEmpty = 0, kLoading = 1, kReady = 2, kFailed = 3, kClosing = 4 };
+
+// Who may move a slot along an edge; kExclusive = the holder of the exclusive lock. kNobody = the move is illegal: it
+// throws and leaves the slot as it was.
+enum class Mover : uint8_t { kNobody, kOwner, kExclusive, kOwnerOrExclusive };
+
+inline constexpr Mover kNone = Mover::kNobody, kOwn = Mover::kOwner, kExcl = Mover::kExclusive,
+                       kBoth = Mover::kOwnerOrExclusive;
+
+// The state machine. Closing is a victim's short stop on the way out: pinners that see it back off, and the evictor looks
+// at the references once more before it empties the slot or puts it back.
+inline constexpr Mover kMoves[5][5] = {
+    // to:      Empty  Loading Ready  Failed Closing
+    /* Empty   */ {kNone, kExcl, kNone, kNone, kNone},
+    /* Loading */ {kNone, kNone, kOwn, kBoth, kNone},
+    /* Ready   */ {kNone, kNone, kNone, kNone, kExcl},
+    /* Failed  */ {kExcl, kNone, kNone, kNone, kNone},
+    /* Closing */ {kExcl, kNone, kExcl, kNone, kNone},
+};
+
+// A slot's state word: version in the high half, state and two flags in the low half (the futex word).
+// The version is raised whenever the slot is emptied, so (slot, version) names one stay of one block for ever.
+struct Word {
+  uint64_t bits = 0;
+
+  static constexpr uint64_t kState = 7;
+  static constexpr uint64_t kAccessed = 8;  // CLOCK: clear on insert, set by a hit, cleared by the passing hand
+  static constexpr uint64_t kWaiting = 16;  // somebody sleeps on the low half: whoever leaves Loading must wake
+
+  constexpr uint32_t version() const { return static_cast<uint32_t>(bits >> 32); }
+  constexpr uint32_t low() const { return static_cast<uint32_t>(bits); }
+  constexpr SlotState state() const { return static_cast<SlotState>(bits & kState); }
+  constexpr bool accessed() const { return bits & kAccessed; }
+  constexpr bool waiting() const { return bits & kWaiting; }
+  constexpr bool pinnable() const { return state() == SlotState::kReady || state() == SlotState::kLoading; }
+  // The word after a move. The accessed bit stays through a stay; sleepers are woken by whoever moves.
+  Word moved(SlotState to) const {
+    if (kMoves[static_cast<int>(state())][static_cast<int>(to)] == kNone)
+      throw std::logic_error("a ring slot cannot go from state " + std::to_string(low() & kState) + " to " +
+                             std::to_string(static_cast<int>(to)));
+    if (to == SlotState::kEmpty) return Word{static_cast<uint64_t>(version() + 1) << 32};
+    return Word{(bits & ~(kState | kWaiting)) | static_cast<uint64_t>(to)};
+  }
+};
+
+// 256-bit content key. Compared over all 32 bytes; the hash below only picks a place in the index.
+struct Key {
+  std::array<uint64_t, 4> words;
+
+  static Key from(const uint8_t *bytes) {
+    Key key;
+    std::memcpy(key.words.data(), bytes, sizeof key.words);
+    return key;
+  }
+  uint32_t tag() const {
+    constexpr uint64_t odd = 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio: multiplicative hashing (Knuth)
+    uint64_t mixed = 0;
+    for (uint64_t word : words) mixed = ((mixed ^ word) * odd) ^ (mixed >> 29);
+    return static_cast<uint32_t>((mixed * odd) >> 32);
+  }
+};
+
+struct alignas(64) Slot {
+  std::atomic<uint64_t> word;
+  // Written only while the slot is Empty and off the free stack, i.e. before the release of Loading; a reader that
+  // saw Loading or Ready before and the same version after its comparison compared a key at rest.
+  std::atomic<uint64_t> key[4];
+  // Participant that fills the slot; meaningful while Loading, written before Loading is released.
+  std::atomic<uint32_t> owner;
+
+  bool holds(const Key &wanted) const {
+    for (int i = 0; i < 4; ++i)
+      if (key[i].load(std::memory_order_acquire) != wanted.words[i]) return false;
+    return true;
+  }
+  void write_key(const Key &wanted) {
+    for (int i = 0; i < 4; ++i) key[i].store(wanted.words[i], std::memory_order_release);
+  }
+  Key read_key() const {
+    Key copy;
+    for (int i = 0; i < 4; ++i) copy.words[i] = key[i].load(std::memory_order_acquire);
+    return copy;
+  }
+};
+static_assert(sizeof(Slot) == 64, "one cache line");
+
+struct Header {
+  char magic[8];
+  uint32_t version;
+  uint32_t slots;
+  uint64_t payload_bytes;
+  uint8_t geometry_digest[32];
+  // Non-zero while somebody is inside the exclusive section. Found non-zero by the next holder of the lock: the last
+  // one died in there, and the index and the free stack are rebuilt from the slots.
+  std::atomic<uint32_t> dirty;
+  // CLOCK hand: the next slot to look at, in [0, slots). It clears accessed bits as it passes; a slot that it meets
+  // again with the bit still clear and no reference is the victim. At most two rounds per victim, then NO_SPACE.
+  uint32_t hand;
+  uint32_t free_count;
+  uint64_t participants;  // bit k: entry k is taken (by a living or a not yet reaped participant)
+  uint64_t evictions;
+  uint64_t reaped;   // participants found dead
+  uint64_t repairs;  // rebuilds after a death inside the exclusive section
+  uint64_t pids[kParticipants];  // for people only: prove nothing across containers
+};
+static_assert(sizeof(Header) <= kRingPage);
+
+// Offsets of the parts of a region, in bytes; a pure function of slots and payload_bytes.
+struct RingLayout {
+  uint64_t index_words, free_stack, index, slot, pins, payload, total;
+
+  RingLayout(uint32_t slots, uint64_t payload_bytes) {
+    index_words = 16;  // a power of two, at most half full: short probes, and a probe always ends
+    while (index_words < 2 * static_cast<uint64_t>(slots)) index_words *= 2;
+    free_stack = kRingPage;
+    index = round_up(free_stack + slots * sizeof(uint32_t));
+    slot = round_up(index + index_words * sizeof(uint64_t));
+    pins = round_up(slot + slots * sizeof(Slot));
+    payload = round_up(pins + static_cast<uint64_t>(slots) * kParticipants * sizeof(uint32_t));
+    total = payload + slots * payload_bytes;
+  }
+  static uint64_t round_up(uint64_t bytes) { return (bytes + kRingPage - 1) / kRingPage * kRingPage; }
+};
+
+// The mapped region and our own descriptor of it (same open file description as the one given, hence the same locks).
+class Region {
+public:
+  Region(int fd, uint64_t bytes) : bytes_(bytes), fd_(fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
+    void *memory = fd_ < 0 ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+    if (memory == MAP_FAILED) {
+      const int error = errno;
+      close_descriptor();
+      throw std::system_error(error, std::generic_category(), "mapping the ring");
+    }
+    base_ = static_cast<uint8_t *>(memory);
+  }
+  ~Region() {
+    close_descriptor();
+    munmap(base_, bytes_);
+  }
+  Region(const Region &) = delete;
+  Region &operator=(const Region &) = delete;
+
+  int fd() const { return fd_; }
+  void close_descriptor() {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+  }
+  // The addresses stay valid but show private memory from now on.
+  void detach() {
+    const int flags = MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    mmap(base_, bytes_, PROT_READ | PROT_WRITE, flags, -1, 0);
+  }
+  template <class Record>
+  Record *at(uint64_t offset) const {
+    return reinterpret_cast<Record *>(base_ + offset);
+  }
+
+private:
+  uint64_t bytes_;
+  int fd_;
+  uint8_t *base_ = nullptr;
+};
+
+// One OFD lock request on one byte. OFD locks belong to the open file description: two threads of one description
+// never conflict (a mutex goes in front), and the kernel lets go when the last descriptor closes, kill -9 included.
+inline struct flock byte_lock(uint32_t byte, short type) {
+  struct flock request {};
+  request.l_type = type;
+  request.l_whence = SEEK_SET;
+  request.l_start = byte;
+  request.l_len = 1;
+  return request;
+}
+
+inline bool try_lock_byte(int fd, uint32_t byte) {
+  struct flock request = byte_lock(byte, F_WRLCK);
+  return fcntl(fd, F_OFD_SETLK, &request) == 0;
+}
+
+inline void lock_byte(int fd, uint32_t byte) {
+  struct flock request = byte_lock(byte, F_WRLCK);
+  while (fcntl(fd, F_OFD_SETLKW, &request) != 0) {
+    if (errno != EINTR) throw std::system_error(errno, std::generic_category(), "ring lock");
+  }
+}
+
+inline void unlock_byte(int fd, uint32_t byte) {
+  struct flock request = byte_lock(byte, F_UNLCK);
+  fcntl(fd, F_OFD_SETLK, &request);
+}
+
+// True when another open file description holds the byte. Locks of `fd` itself do not count.
+inline bool byte_is_held(int fd, uint32_t byte) {
+  struct flock request = byte_lock(byte, F_WRLCK);
+  if (fcntl(fd, F_OFD_GETLK, &request) != 0) return true;  // unknown counts as alive: never reap on a doubt
+  return request.l_type != F_UNLCK;
+}
+
+// The futex word of a state word: its low half. Shared between processes, hence no FUTEX_PRIVATE_FLAG.
+inline uint32_t *futex_word(std::atomic<uint64_t> &word) {
+  static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the low half is the first four bytes");
+  return reinterpret_cast<uint32_t*>(&word);
+}
+
+// Sleeps while the low half equals `seen`, at most `slice_ns`. True when the slice ran out.
+inline bool futex_wait(std::atomic<uint64_t> &word, uint32_t seen, int64_t slice_ns) {
+  struct timespec slice {slice_ns / 1000000000, slice_ns % 1000000000};
+  long rc = syscall(SYS_futex, futex_word(word), FUTEX_WAIT, seen, &slice, nullptr, 0);
+  return rc != 0 && errno == ETIMEDOUT;
+}
+
+inline void futex_wake_all(std::atomic<uint64_t> &word) {
+  syscall(SYS_futex, futex_word(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+}  // namespace ucm

@@ -1,0 +1,146 @@
+// One participant's view of the slots: what happens per block, all of it lock-free. See ring.hpp for the memory order.
+#pragma once
+
+#include "ring_index.hpp"
+#include "ring_memory.hpp"
+
+namespace ucm {
+
+// What became of one key of a claim, a pin or a wait. The numbers are part of the Python API.
+enum class Outcome : uint8_t { kOwner, kReady, kLoading, kNoSpace, kFailed, kTimeout, kAbsent };
+
+class RingSlots {
+public:
+  struct Claim {
+    int32_t slot = -1;
+    Outcome outcome = Outcome::kAbsent;
+    uint32_t version = 0;
+  };
+
+  RingSlots(const RingSlots &) = delete;
+  RingSlots &operator=(const RingSlots &) = delete;
+
+  int fd() const { return region_.fd(); }
+  uint32_t slots() const { return slots_; }
+  uint64_t payload_bytes() const { return payload_bytes_; }
+  uint32_t participant() const { return self_; }
+
+  // Address of a slot's payload in this process: to read while pinned, to write while its owner.
+  uint8_t *address(int32_t slot) const {
+    return region_.at<uint8_t>(layout_.payload + checked(slot) * payload_bytes_);
+  }
+
+  // True when `key` is READY now. Takes nothing: the block may be gone the next moment. A false "no" is possible while
+  // the structure changes, a false "yes" is not.
+  bool lookup(const Key &key) const {
+    const Found found = find(key);
+    if (found.slot < 0 || found.word.state() != SlotState::kReady) return false;
+    const Word again = load(found.slot);
+    return again.version() == found.word.version() && again.state() == SlotState::kReady;
+  }
+
+  // Takes one reference on the slot that holds `key` (READY or LOADING) and marks it as used, or Absent.
+  Claim pin(const Key &key) {
+    const Found found = find(key);
+    if (found.slot < 0 || !found.word.pinnable()) return {};
+    pins(found.slot, self_).fetch_add(1, std::memory_order_seq_cst);
+    const Word now{slot_[found.slot].word.load(std::memory_order_seq_cst)};
+    if (now.version() != found.word.version() || !now.pinnable()) {  // evicted, failed or reused in between
+      pins(found.slot, self_).fetch_sub(1, std::memory_order_release);
+      return {};
+    }
+    mark_accessed(found.slot, now);
+    const bool ready = now.state() == SlotState::kReady;
+    return {found.slot, ready ? Outcome::kReady : Outcome::kLoading, now.version()};
+  }
+
+  // Gives one reference of this participant back. False when it holds none there: nothing changes then.
+  bool release(int32_t slot) {
+    std::atomic<uint32_t> &count = pins(checked(slot), self_);
+    uint32_t held = count.load(std::memory_order_relaxed);
+    while (held != 0)
+      if (count.compare_exchange_weak(held, held - 1, std::memory_order_release, std::memory_order_relaxed)) return true;
+    return false;
+  }
+
+  // Sets the accessed bit of a resident key; takes no reference.
+  void touch(const Key &key) {
+    const Found found = find(key);
+    if (found.slot >= 0) mark_accessed(found.slot, found.word);
+  }
+
+  // LOADING -> READY by the owner, waking all who wait. `version` from the claim stops a late writer; null accepts the
+  // present stay. False, and nothing changes, unless this participant owns a LOADING slot of that version. The reference
+  // of the claim stays until release().
+  bool publish(int32_t slot, const uint32_t *version) { return settle(checked(slot), version, SlotState::kReady); }
+
+protected:
+  // Maps the region behind `fd`, which is RingLayout(slots, payload_bytes).total bytes long.
+  RingSlots(int fd, uint32_t slots, uint64_t payload_bytes)
+      : layout_(slots, payload_bytes),
+        slots_(slots),
+        payload_bytes_(payload_bytes),
+        region_(fd, layout_.total),
+        header_(region_.at<Header>(0)),
+        index_(region_.at<std::atomic<uint64_t>>(layout_.index), layout_.index_words),
+        slot_(region_.at<Slot>(layout_.slot)),
+        pins_(region_.at<std::atomic<uint32_t>>(layout_.pins)) {}
+
+  struct Found {
+    int32_t slot = -1;
+    Word word;
+  };
+
+  Word load(uint32_t slot) const { return Word{slot_[slot].word.load(std::memory_order_acquire)}; }
+
+  std::atomic<uint32_t> &pins(uint32_t slot, uint32_t participant) const {
+    return pins_[static_cast<uint64_t>(slot) * kParticipants + participant];
+  }
+
+  uint32_t checked(int32_t slot) const {
+    if (slot < 0 || static_cast<uint32_t>(slot) >= slots_)
+      throw std::out_of_range("slot " + std::to_string(slot) + " is not in [0, " + std::to_string(slots_) + ")");
+    return static_cast<uint32_t>(slot);
+  }
+
+  // The slot that holds `key`, in any state but Empty and Closing, and its word as it was when the key was compared.
+  Found find(const Key &key) const {
+    Word word;
+    const int64_t slot = index_.find(key.tag(), [&](uint32_t candidate) {
+      if (candidate >= slots_) return false;
+      word = load(candidate);
+      return word.state() != SlotState::kEmpty && word.state() != SlotState::kClosing && slot_[candidate].holds(key);
+    });
+    return {static_cast<int32_t>(slot), word};
+  }
+
+  void mark_accessed(uint32_t slot, Word seen) {
+    const uint32_t version = seen.version();
+    while (!seen.accessed() && seen.version() == version && seen.pinnable())
+      if (slot_[slot].word.compare_exchange_weak(seen.bits, seen.bits | Word::kAccessed)) return;
+  }
+
+  bool settle(uint32_t slot, const uint32_t *version, SlotState to) {
+    Slot &target = slot_[slot];
+    Word seen = load(slot);
+    while (seen.state() == SlotState::kLoading && target.owner.load(std::memory_order_relaxed) == self_ &&
+           (version == nullptr || *version == seen.version())) {
+      if (!target.word.compare_exchange_weak(seen.bits, seen.moved(to).bits)) continue;
+      if (seen.waiting()) futex_wake_all(target.word);
+      return true;
+    }
+    return false;
+  }
+
+  const RingLayout layout_;
+  const uint32_t slots_;
+  const uint64_t payload_bytes_;
+  Region region_;
+  Header *const header_;
+  RingIndex index_;
+  Slot *const slot_;
+  std::atomic<uint32_t> *const pins_;
+  uint32_t self_ = kParticipants;  // our number as a participant, once joined
+};
+
+}  // namespace ucm

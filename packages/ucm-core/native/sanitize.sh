@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Builds the stress binary under each sanitizer and runs it. Usage: sanitize.sh FOLDER_FOR_BINARIES [SECONDS_PER_RUN]
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:?folder for binaries}
+seconds=${2:-5}
+mkdir -p "$out"
+
+build() { # build NAME FLAGS...
+  local name=$1
+  shift
+  "${CXX:-c++}" -std=c++17 -O1 -g -Wall -Wextra -Werror -fno-omit-frame-pointer "$@" "$here/stress.cc" -o "$out/$name" -pthread
+}
+
+build stress-asan -fsanitize=address
+build stress-ubsan -fsanitize=undefined -fno-sanitize-recover=all
+build stress-tsan -fsanitize=thread
+
+"$out/stress-asan" threads "$seconds"
+"$out/stress-asan" processes "$seconds"
+"$out/stress-ubsan" threads "$seconds"
+# TSan cannot map its shadow where the kernel spreads addresses widely: run it without randomisation.
+TSAN_OPTIONS=halt_on_error=1 setarch -R "$out/stress-tsan" threads "$seconds"

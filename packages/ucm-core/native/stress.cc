@@ -1,0 +1,222 @@
+// The race test of the ring, for sanitizers: Python calls are serialised by the GIL, these are not.
+//
+//   stress threads SECONDS     many threads of one participant
+//   stress processes SECONDS   processes with threads, killed at any instruction and replaced (fork: not under TSan)
+//
+// Every payload is a function of its key, so any wrong byte seen under a reference is found. Exit status 0 = all well.
+#include <sys/wait.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "ring.hpp"
+
+namespace {
+
+using ucm::Outcome;
+using ucm::Ring;
+using Clock = Ring::Clock;
+
+constexpr uint32_t kSlots = 24;
+constexpr uint64_t kPayloadBytes = 4096;
+constexpr uint32_t kKeys = 40;  // more keys than slots, few enough to meet
+constexpr int kBatch = 4;
+constexpr uint8_t kDigest[32] = {7};
+
+void require(bool condition, const char *what) {
+  if (condition) return;
+  std::fprintf(stderr, "stress: %s\n", what);
+  std::_Exit(1);
+}
+
+ucm::Key key_of(uint32_t number) {
+  std::mt19937_64 random(number);
+  ucm::Key key;
+  for (uint64_t &word : key.words) word = random();
+  if (number % 4 != 0) key.words[0] = key.words[1] = key.words[2] = 1;  // most differ in their last bytes only
+  return key;
+}
+
+uint64_t *payload(const Ring &ring, int32_t slot) { return reinterpret_cast<uint64_t *>(ring.address(slot)); }
+
+void fill(const Ring &ring, int32_t slot, const ucm::Key &key) {
+  for (uint64_t i = 0; i < kPayloadBytes / 8; ++i) payload(ring, slot)[i] = key.words[3] * (i | 1);
+}
+
+void verify(const Ring &ring, int32_t slot, const ucm::Key &key) {
+  for (uint64_t i = 0; i < kPayloadBytes / 8; ++i)
+    require(payload(ring, slot)[i] == key.words[3] * (i | 1), "a referenced slot shows bytes of another key");
+}
+
+class Worker {
+public:
+  Worker(Ring &ring, uint64_t seed) : ring_(ring), random_(seed) {}
+
+  void run(Clock::time_point end) {
+    while (Clock::now() < end) step();
+  }
+
+private:
+  uint32_t pick(uint32_t count) { return static_cast<uint32_t>(random_() % count); }
+
+  void step() {
+    ucm::Key keys[kBatch];
+    for (ucm::Key &key : keys) key = key_of(pick(kKeys));
+    const uint32_t action = pick(16);
+    if (action < 8) {
+      claim_and_settle(keys);
+    } else if (action < 13) {
+      for (const ucm::Key &key : keys) use(key, ring_.pin(key));
+    } else if (action == 13) {
+      for (const ucm::Key &key : keys) ring_.lookup(key) ? ring_.touch(key) : (void)0;
+    } else if (action == 14) {
+      uint8_t dropped[kBatch];
+      ring_.drop(keys, 1 + pick(kBatch), dropped);
+    } else {
+      const std::string problem = ring_.check_integrity();
+      require(problem.empty(), problem.c_str());
+    }
+  }
+
+  // Fills and settles what it owns before it waits for anybody, so that no two workers wait for each other.
+  void claim_and_settle(const ucm::Key *keys) {
+    Ring::Claim claims[kBatch];
+    ring_.claim(keys, kBatch, claims);
+    for (int i = 0; i < kBatch; ++i) {
+      if (claims[i].outcome != Outcome::kOwner) continue;
+      fill(ring_, claims[i].slot, keys[i]);
+      settle(claims[i]);
+    }
+    for (int i = 0; i < kBatch; ++i) use(keys[i], claims[i]);
+  }
+
+  void settle(Ring::Claim &claim) {
+    uint8_t aborted = 0;
+    if (pick(5) == 0) {
+      ring_.abort(&claim.slot, &claim.version, 1, &aborted);
+      require(aborted == 1, "an owner could not abort");
+    } else {
+      require(ring_.publish(claim.slot, &claim.version), "an owner could not publish");
+      claim.outcome = Outcome::kReady;
+    }
+    late_ = claim;
+    if (aborted == 1) claim.slot = -1;
+  }
+
+  void use(const ucm::Key &key, Ring::Claim claim) {
+    require(!ring_.publish(late_.slot, &late_.version), "a late writer could publish");
+    if (claim.slot < 0) return;
+    if (claim.outcome == Outcome::kLoading)
+      claim.outcome = ring_.wait(claim.slot, claim.version, Clock::now() + std::chrono::seconds(20));
+    require(claim.outcome != Outcome::kTimeout, "a wait did not end");
+    if (claim.outcome == Outcome::kReady) verify(ring_, claim.slot, key);
+    require(ring_.release(claim.slot), "a reference was lost");
+  }
+
+  Ring &ring_;
+  std::mt19937_64 random_;
+  Ring::Claim late_{0, Outcome::kFailed, 0xFFFFFFFF};
+};
+
+void work(Ring &ring, int threads, uint64_t seed, Clock::time_point end) {
+  std::vector<std::thread> workers;
+  for (int i = 0; i < threads; ++i)
+    workers.emplace_back([&ring, seed, i, end] { Worker(ring, seed * 100 + static_cast<uint64_t>(i)).run(end); });
+  for (std::thread &worker : workers) worker.join();
+}
+
+void check_balances(Ring &ring) {
+  const std::string problem = ring.check_integrity();
+  require(problem.empty(), problem.c_str());
+  const ucm::RingStatistics end = ring.statistics();
+  require(end.pinned == 0 && end.own_references == 0, "references are left");
+  require(end.loading == 0, "a slot is still LOADING");
+  require(end.participants == 1, "a participant is left");
+  require(end.evictions > 0, "nothing was ever evicted: the test is too small");
+  std::printf("stress: %lu evictions, %lu reaped, %lu repairs\n", end.evictions, end.reaped, end.repairs);
+}
+
+int new_region() {
+  const int fd = memfd_create("ucm-stress", MFD_CLOEXEC);
+  require(fd >= 0 && ftruncate(fd, static_cast<off_t>(ucm::RingLayout(kSlots, kPayloadBytes).total)) == 0, "memfd");
+  return fd;
+}
+
+void run_threads(int seconds) {
+  const int fd = new_region();
+  Ring ring(fd, kSlots, kPayloadBytes, kDigest);
+  work(ring, 6, 1, Clock::now() + std::chrono::seconds(seconds));
+  check_balances(ring);
+}
+
+// A descriptor of its own for the same file: locks belong to the open file description.
+int reopen(int fd) { return open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR | O_CLOEXEC); }
+
+[[noreturn]] void child(int inherited, uint64_t seed) {
+  const int fd = reopen(inherited);
+  close(inherited);
+  Ring ring(fd, kSlots, kPayloadBytes, nullptr);
+  close(fd);
+  work(ring, 2, seed, Clock::now() + std::chrono::milliseconds(seed % 4 == 0 ? 20 : 100'000));
+  ring.leave();
+  std::_Exit(0);
+}
+
+pid_t start(int fd, uint64_t seed) {
+  const pid_t pid = fork();
+  require(pid >= 0, "fork");
+  if (pid == 0) child(fd, seed);
+  return pid;
+}
+
+void stop(pid_t pid) {
+  kill(pid, SIGKILL);
+  int status = 0;
+  require(waitpid(pid, &status, 0) == pid, "waitpid");
+  require(WIFSIGNALED(status) ? WTERMSIG(status) == SIGKILL : WEXITSTATUS(status) == 0, "a process found a fault");
+}
+
+void run_processes(int seconds) {
+  const int fd = new_region();
+  { Ring(fd, kSlots, kPayloadBytes, kDigest); }
+  std::mt19937_64 random(2);
+  uint64_t seed = 1;
+  std::vector<pid_t> children;
+  for (int i = 0; i < 4; ++i) children.push_back(start(fd, seed++));
+  for (const auto end = Clock::now() + std::chrono::seconds(seconds); Clock::now() < end;) {
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 30'000));
+    pid_t &victim = children[random() % children.size()];
+    stop(victim);
+    victim = start(fd, seed++);
+  }
+  for (const pid_t pid : children) stop(pid);
+  Ring ring(reopen(fd), kSlots, kPayloadBytes, nullptr);
+  require(ring.statistics().reaped > 0, "nobody was reaped");
+  check_balances(ring);
+}
+
+// Every pair of states: legal moves arrive, illegal ones throw.
+void check_moves() {
+  for (uint64_t from = 0; from < 5; ++from)
+    for (uint64_t to = 0; to < 5; ++to) {
+      bool moved = true;
+      try {
+        require((ucm::Word{from}.moved(static_cast<ucm::SlotState>(to)).bits & ucm::Word::kState) == to, "a move went astray");
+      } catch (const std::logic_error &) {
+        moved = false;
+      }
+      require(moved == (ucm::kMoves[from][to] != ucm::Mover::kNobody), "the state table is not obeyed");
+    }
+}
+
+}  // namespace
+
+int main(int count, char **arguments) {
+  require(count == 3, "usage: stress threads|processes SECONDS");
+  check_moves();
+  const int seconds = std::atoi(arguments[2]);
+  std::string(arguments[1]) == "threads" ? run_threads(seconds) : run_processes(seconds);
+}
