@@ -1,0 +1,44 @@
+"""Engine blocks that a failed synchronous load left with garbage, until somebody writes them again.
+
+vLLM shares blocks of equal prefixes between requests, also while one of them is still loading them. When that load
+fails, vLLM makes its owner compute the blocks again; a request that merely shares them goes on, and what it computed
+meanwhile must not be stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ucm_vllm.request_records import RequestRecord
+
+
+class BrokenPages:
+    """The blocks of the only engine group that hold garbage (loads of several groups fail by request instead)."""
+
+    def __init__(self, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
+        self._pages: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def add(self, pages: frozenset[int], tables: Sequence[Sequence[int]]) -> None:
+        """``pages`` failed; so did, for each request of that step, whatever its table names after the first of them."""
+        if not pages:
+            return
+        self._pages |= pages
+        for table in tables:
+            first = next((index for index, page in enumerate(table) if page in pages), len(table))
+            self._pages.update(table[first:])
+
+    def review(self, record: RequestRecord, table: Sequence[int], end_tokens: int) -> None:
+        """A step computes ``record`` up to ``end_tokens``: blocks it writes itself heal, those it borrowed taint it."""
+        if not self._pages:
+            return
+        for index, page in enumerate(table):
+            if page not in self._pages:
+                continue
+            if index * self._page_tokens < record.local_tokens:
+                record.trusted = False
+            elif (index + 1) * self._page_tokens <= end_tokens:
+                self._pages.discard(page)

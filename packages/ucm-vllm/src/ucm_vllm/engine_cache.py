@@ -1,0 +1,134 @@
+"""One half's cache: opened once the weights are known, replaced when they change; until then everything is a miss."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ucm_core.cache import Cache
+from ucm_core.errors import ConfigError, IdentityError, UcmError
+from ucm_core.ops.config import CacheConfig
+from ucm_core.spec.checkpoint import WeightDigester
+from ucm_core.spec.identity import ModelIdentity
+
+from ucm_vllm import border
+from ucm_vllm.identity_from_engine import EngineModel
+
+START_WAIT_S = 2.0
+"""How long the engine's start may wait for the weights' digest; larger checkpoints are digested beside the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Which weights the engine runs with, beyond what their files say."""
+
+    number: int
+    """Counts "weights changed" for this model, across restarts."""
+    private_token: str
+    """Not empty while the weights exist only in this engine's memory."""
+
+
+class EngineCache:
+    """Opens the cache of the engine's model in the background; thread-safe."""
+
+    def __init__(
+        self,
+        model: EngineModel,
+        config: CacheConfig,
+        *,
+        start_wait_s: float = START_WAIT_S,
+        digest: Callable[[Path], str] | None = None,
+    ) -> None:
+        refuse_root(config.root)
+        self._model = model
+        self._config = config
+        self._digest = digest or WeightDigester(config.root / ".digests").digest
+        self._lock = threading.Lock()
+        self._cache: Cache | None = None
+        self._closed = False
+        self._opener = threading.Thread(target=self._open, name="ucm-weights", daemon=True)
+        self._opener.start()
+        self._opener.join(start_wait_s)
+
+    @property
+    def current(self) -> Cache | None:
+        """The open cache, or None while the weights are not known (and after `close`)."""
+        with self._lock:
+            return self._cache
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """The identity as far as it is known; its weights are None until they are digested."""
+        cache = self.current
+        return self._model.identity if cache is None else cache.identity
+
+    def wait(self, timeout_s: float) -> Cache | None:
+        """`current`, after waiting for the weights' digest at most ``timeout_s``."""
+        self._opener.join(timeout_s)
+        return self.current
+
+    def weights_changed(self) -> None:
+        """Nothing stored so far may be found by this engine any more, nor by anyone what it stores from now on."""
+        cache = self.current
+        if cache is not None:
+            cache.weights_changed()
+
+    def follow(self, namespace: str | None, generation: Generation) -> Cache | None:
+        """The cache of ``namespace``, opened anew if the other half moved on; None where that is not ours."""
+        cache = self.current
+        if cache is None or namespace is None:
+            return None
+        if cache.namespace == namespace:
+            return cache
+        wanted = cache.identity.with_generation(generation.number, generation.private_token)
+        if wanted.namespace != namespace:
+            border.complaints.say(
+                "namespace",
+                f"the scheduler half uses namespace {namespace}, the worker half {wanted.namespace}: not cached",
+            )
+            return None
+        return self._replace(Cache.open(self._config, self._model.table, wanted))
+
+    def close(self) -> None:
+        """Let go of the cache; waits a bounded time for what is being written. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self._replace(None)
+
+    def _open(self) -> None:
+        try:
+            weights = self._digest(self._model.directory)
+            cache = Cache.open(
+                self._config, self._model.table, replace(self._model.identity, weights=weights)
+            )
+        except IdentityError as error:
+            border.complaints.say(
+                "identity", f"the weights cannot be identified, so nothing is cached: {error}"
+            )
+        except (UcmError, OSError) as error:
+            border.failed("open", error)
+        else:
+            self._replace(cache)
+
+    def _replace(self, cache: Cache | None) -> Cache | None:
+        with self._lock:
+            if self._closed:
+                cache, stale = None, (cache, self._cache)
+            else:
+                stale = (self._cache,)
+            self._cache = cache
+        for old in stale:
+            if old is not None:
+                old.close()
+        return cache
+
+
+def refuse_root(root: Path) -> None:
+    """ConfigError when the root, or a directory on the way to it, is something else: before any file is touched."""
+    for path in (root, *root.parents):
+        if path.exists():
+            if not path.is_dir():
+                raise ConfigError(f"root = {str(root)!r}: {str(path)!r} is not a directory; name a directory")
+            return

@@ -1,0 +1,128 @@
+"""What the two halves of the connector tell each other: plans down with each step, reports up after it.
+
+Everything here is plain, frozen and picklable: numbers, names and numpy arrays, no tensors and no handles. It is the
+only channel between the halves besides the shared cache, so it works in one process and in two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm_core.spec.identity import ModelIdentity
+
+from ucm_vllm.block_tables import NULL_PAGE, PAGE, PAYLOAD, Mask, of_payloads
+
+Keys = npt.NDArray[np.uint8]
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowTransfer:
+    """Objects of one row and where their bytes lie in the engine."""
+
+    row: str
+    """Name of the row."""
+    keys: Keys
+    """``uint8[objects, 32]``."""
+    pieces: tuple[tuple[int, Int64s], ...]
+    """(engine group, ``int64[pieces, 5]``) for each group that holds a part of the row; see `block_tables`."""
+
+    def pages(self, objects: Mask) -> set[int]:
+        """Engine blocks that any of ``objects`` (``bool[objects]``) touches."""
+        touched = [rows[objects[rows[:, PAYLOAD]], PAGE] for _, rows in self.pieces]
+        return {int(page) for pages in touched for page in pages} - {NULL_PAGE}
+
+    def only(self, objects: Mask) -> RowTransfer:
+        """The transfer of the objects in the mask."""
+        pieces = tuple((group, of_payloads(rows, objects)) for group, rows in self.pieces)
+        return RowTransfer(self.row, self.keys[objects], pieces)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadPlan:
+    """What one request needs before it resumes; all of it or nothing."""
+
+    request_id: str
+    rows: tuple[RowTransfer, ...]
+    asynchronous: bool
+    """False: before the forward of this very step. True: reported as received when it is there."""
+    possible: bool = True
+    """False when the engine resumes where nothing can be served: every block is reported as failed, none loaded."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavePlan:
+    """Blocks and states of one request that are computed once this step has run."""
+
+    request_id: str
+    rows: tuple[RowTransfer, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """One step, from the scheduler half to the worker half."""
+
+    namespace: str | None
+    """Where keys lead; the worker refuses another one. None: nothing is loaded or saved in this step."""
+    generation: int = 0
+    """Counts "weights changed"; the worker switches to it."""
+    private_token: str = ""
+    """Not empty while the weights exist only in this engine's memory."""
+    loads: tuple[LoadPlan, ...] = ()
+    saves: tuple[SavePlan, ...] = ()
+    idle: bool = False
+    """Nothing is computed in this step: the worker may wait a moment for a load instead of spinning."""
+    failures_seen: int = 0
+    """How many failed synchronous loads the scheduler half knew of; see `WorkerReport.failures`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FailedLoad:
+    """Objects that a load could not deliver; no keys where the store was not even asked."""
+
+    request_id: str
+    row: str
+    keys: Keys
+    """``uint8[failed, 32]``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerReport:
+    """One step, from the worker half to the scheduler half."""
+
+    namespace: str | None = None
+    """The namespace the worker is ready to serve; None while it is not."""
+    failed: tuple[FailedLoad, ...] = ()
+    broken_pages: frozenset[int] = frozenset()
+    """Engine blocks that a synchronous load left without content; they hold garbage until they are written again."""
+    dropped: frozenset[str] = frozenset()
+    """Requests whose planned saves were not carried out."""
+    stored: tuple[tuple[str, Keys], ...] = ()
+    """(row, keys) of objects that a save brought to the store since the last report."""
+    failures: int = 0
+    """Number of synchronous loads that failed so far. A step that was planned before the scheduler half knew them
+    may have computed on garbage, so the worker saves nothing of it."""
+
+    def merged(self, other: WorkerReport) -> WorkerReport:
+        """Both reports as one; a namespace only where both agree on it."""
+        return WorkerReport(
+            namespace=self.namespace if self.namespace == other.namespace else None,
+            failed=self.failed + other.failed,
+            broken_pages=self.broken_pages | other.broken_pages,
+            dropped=self.dropped | other.dropped,
+            stored=self.stored + other.stored,
+            failures=max(self.failures, other.failures),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """What the worker half knows when the engine starts: the scheduler half compares it with its own."""
+
+    identity: ModelIdentity | None
+    """None: the model cannot be identified, nothing is cached."""
+    reason: str = field(default="")
+    """Why it is None."""

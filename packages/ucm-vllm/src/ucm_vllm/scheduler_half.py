@@ -1,0 +1,289 @@
+"""The scheduler's half: answers how much of a request is cached, plans loads and saves, learns what became of them.
+
+The order within one step of vLLM::
+
+    matched_tokens  -> allocated       for each request that is tried (the former any number of times)
+    plan_step                          once: loads of this step, saves of what this step completes
+    take_report                        once, after the workers
+
+Nothing here moves bytes. Nothing here promises what it did not just look up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ucm_core.cache import Cache
+from ucm_core.errors import IdentityError
+from ucm_core.ops import metrics
+from ucm_core.spec.keys import PrefixChain
+from ucm_core.spec.table import SpecRow
+
+from ucm_vllm.border import guarded
+from ucm_vllm.broken_pages import BrokenPages
+from ucm_vllm.engine_cache import EngineCache
+from ucm_vllm.metadata import Handshake, LoadPlan, RowTransfer, SavePlan, StepPlan, WorkerReport
+from ucm_vllm.request_identity import RequestIdentities
+from ucm_vllm.request_records import RequestRecord, RequestRecords
+from ucm_vllm.spec_from_engine import EngineSpec
+from ucm_vllm.transfer_plans import Tables, TransferPlanner, offers_by_position
+
+TAIL_TOKENS = 1
+"""The last token is always computed, for its logits."""
+
+
+class SchedulerHalf:
+    """Lives in the process of vLLM's scheduler; its methods are called by that one thread."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        cache: EngineCache,
+        *,
+        saves: bool,
+        loads: bool,
+        identities: RequestIdentities | None = None,
+    ) -> None:
+        self._spec = spec
+        self._cache = cache
+        self._saves_allowed = saves
+        self._loads_allowed = loads
+        self._planner = TransferPlanner(spec)
+        self._records = RequestRecords(
+            identities or RequestIdentities(), grain_tokens=spec.table.grain_tokens
+        )
+        self._broken = BrokenPages(next(iter(spec.rows.values()))[0].page_tokens)
+        self._loads: list[LoadPlan] = []
+        self._step_tables: list[Tables] = []
+        self._failures_seen = 0
+        self._worker_ready = False
+
+    @property
+    def request_count(self) -> int:
+        """Requests that are remembered; 0 once vLLM has finished all."""
+        return len(self._records)
+
+    # -- before a step
+
+    def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int, bool]:
+        """(tokens that can be loaded past ``local_tokens``, asynchronously?); (0, False) in any doubt."""
+        record = self._records.attempt(request, local_tokens)
+        cache = self._cache.current
+        chain = record.chain_to(request.num_tokens)
+        if (
+            cache is None
+            or chain is None
+            or not (self._worker_ready and self._loads_allowed and record.may_load)
+        ):
+            return 0, False
+        resume = self._resume_tokens(
+            cache, chain, request_tokens=request.num_tokens, local_tokens=local_tokens
+        )
+        new_tokens = resume - local_tokens
+        return (new_tokens, self._spec.loads_asynchronously) if new_tokens > 0 else (0, False)
+
+    def allocated(self, request: Any, tables: Tables, external_tokens: int) -> None:
+        """vLLM gave ``request`` blocks for exactly ``external_tokens`` (maybe fewer than promised, maybe 0)."""
+        record = self._records.get(request.request_id)
+        if record is None:
+            return
+        record.loading = False  # also the second call after an asynchronous load
+        if external_tokens <= 0:
+            return
+        record.load_attempts += 1
+        record.loading = self._spec.loads_asynchronously
+        self._loads.append(self._load_plan(record, tables, record.local_tokens + external_tokens))
+        metrics.HIT_TOKENS.inc(external_tokens)
+
+    def plan_step(self, scheduled: Any) -> StepPlan:
+        """The plan for a ``SchedulerOutput``; called every step, empty ones included."""
+        loads, self._loads = tuple(self._loads), []
+        cache = self._cache.current
+        saves = self._saves(cache, scheduled) if cache is not None and self._saves_allowed else ()
+        return StepPlan(
+            namespace=None if cache is None else cache.namespace,
+            generation=0 if cache is None else cache.identity.generation,
+            private_token="" if cache is None else cache.identity.private_token,
+            loads=loads,
+            saves=saves,
+            idle=not scheduled.num_scheduled_tokens,
+            failures_seen=self._failures_seen,
+        )
+
+    # -- after a step
+
+    def take_report(self, report: WorkerReport) -> None:
+        """Learn what became of loads and saves; what failed is not promised again before it is stored again."""
+        self._worker_ready = report.namespace is not None
+        self._failures_seen = max(self._failures_seen, report.failures)
+        self._broken.add(report.broken_pages, [tables[0] for tables in self._step_tables])
+        cache = self._cache.current
+        for row, keys in report.stored:
+            if cache is not None:
+                cache.coordinator.saved(row, keys)
+        for failed in report.failed:
+            if cache is not None and len(failed.keys):
+                cache.coordinator.failed(failed.row, failed.keys)
+        for request_id in {failed.request_id for failed in report.failed} | report.dropped:
+            self._save_again(request_id)
+
+    def finished(self, request_id: str) -> None:
+        """Forget the request; an asynchronous load of it that still runs is the worker's to report."""
+        self._records.finish(request_id)
+
+    def reset(self) -> bool:
+        """The weights changed: nothing stored before is found, nothing computed before is stored."""
+        self._records.distrust_all()
+        self._cache.weights_changed()
+        return True
+
+    def meet(self, handshakes: Collection[Handshake]) -> None:
+        """IdentityError, with both digests and the first difference, unless the workers run the same model."""
+        mine = self._cache.identity
+        for handshake in handshakes:
+            theirs = handshake.identity
+            if theirs is None:
+                raise IdentityError(
+                    f"the worker half cannot identify the model ({handshake.reason}), the scheduler half can"
+                )
+            _require_equal(mine, theirs)
+        self._worker_ready = bool(handshakes) and all(
+            h.identity is not None and h.identity.known for h in handshakes
+        )
+
+    def close(self) -> None:
+        """Let go of the cache."""
+        self._cache.close()
+
+    # -- loads
+
+    def _resume_tokens(
+        self, cache: Cache, chain: PrefixChain, *, request_tokens: int, local_tokens: int
+    ) -> int:
+        verdict = cache.coordinator.verdict(
+            chain,
+            request_tokens=request_tokens,
+            local_tokens=local_tokens,
+            tail_tokens=TAIL_TOKENS,
+            align_tokens=self._spec.align_tokens,
+        )
+        return int(verdict.hit.resume_tokens)
+
+    def _load_plan(self, record: RequestRecord, tables: Tables, resume_tokens: int) -> LoadPlan:
+        """Exactly [local, resume); not possible when some row cannot serve ``resume_tokens``, which vLLM then hears."""
+        transfers = self._transfers(record, tables, resume_tokens)
+        possible = transfers is not None
+        if transfers is None:
+            local = record.local_tokens
+            transfers = self._planner.range_of(begin_tokens=local, end_tokens=resume_tokens, tables=tables)
+        return LoadPlan(record.request.request_id, transfers, self._spec.loads_asynchronously, possible)
+
+    @guarded("load_plan", lambda: None)
+    def _transfers(
+        self, record: RequestRecord, tables: Tables, resume_tokens: int
+    ) -> tuple[RowTransfer, ...] | None:
+        cache, chain, local = self._cache.current, record.chain_to(resume_tokens), record.local_tokens
+        if cache is None or chain is None:
+            return None
+        asked = resume_tokens + TAIL_TOKENS
+        if self._resume_tokens(cache, chain, request_tokens=asked, local_tokens=local) != resume_tokens:
+            return None
+        return self._planner.load(
+            chain, cache.keys, local_tokens=local, resume_tokens=resume_tokens, tables=tables
+        )
+
+    # -- saves
+
+    @guarded("save_plan", tuple)
+    def _saves(self, cache: Cache, scheduled: Any) -> tuple[SavePlan, ...]:
+        self._step_tables = []
+        return tuple(self._save_plans(cache, scheduled))
+
+    def _save_plans(self, cache: Cache, scheduled: Any) -> Iterator[SavePlan]:
+        block_state = scheduled.kv_connector_block_state
+        computed = _computed_tokens(scheduled)
+        for request_id, count in scheduled.num_scheduled_tokens.items():
+            record, tables = self._records.get(request_id), block_state.get_block_ids(request_id)
+            if record is None or tables is None:
+                continue
+            end = min(computed[request_id] + count, len(record.request.all_token_ids))
+            self._step_tables.append(tables)
+            self._broken.review(record, tables[0], end)
+            if rows := self._rows_to_save(cache, record, tables=tables, end_tokens=end):
+                yield SavePlan(request_id, rows)
+        for request_id, offers in block_state.boundary_state_offloads.items():
+            record = self._records.get(request_id)
+            if record is not None and (rows := self._states_to_save(cache, record, offers)):
+                yield SavePlan(request_id, rows)
+
+    def _rows_to_save(
+        self, cache: Cache, record: RequestRecord, *, tables: Tables, end_tokens: int
+    ) -> tuple[RowTransfer, ...]:
+        chain = record.chain_to(end_tokens) if record.trusted and not record.loading else None
+        if chain is None:
+            return ()
+        rows = (*self._spec.table.chain_rows, *self._spec.table.follower_rows)
+        found = (
+            self._blocks_to_save(cache, record, row, tables=tables, end_tokens=end_tokens) for row in rows
+        )
+        return tuple(transfer for transfer in found if transfer is not None)
+
+    def _blocks_to_save(
+        self, cache: Cache, record: RequestRecord, row: SpecRow, *, tables: Tables, end_tokens: int
+    ) -> RowTransfer | None:
+        """Blocks ``[cursor, end)`` that the store lacks; the cursor begins at 0, so that holes are filled again."""
+        begin, end = record.cursors.get(row.name, 0), end_tokens // row.block_tokens
+        if begin >= end or record.chain is None:
+            return None
+        record.cursors[row.name] = end
+        keys = cache.keys(row.name, record.chain.block_digests(row.block_tokens)[begin:end])
+        missing = cache.coordinator.missing(row.name, keys)
+        return self._planner.save_blocks(row, np.flatnonzero(missing) + begin, keys[missing], tables)
+
+    def _states_to_save(
+        self, cache: Cache, record: RequestRecord, offers: Collection[tuple[int, int, int]]
+    ) -> tuple[RowTransfer, ...]:
+        """Each row's state at each joint position that all its groups offer in this step."""
+        if not record.trusted:
+            return ()
+        found = []
+        for position, pages in offers_by_position(offers).items():
+            chain = record.chain_to(position)
+            if chain is None or position > chain.token_count:
+                continue
+            for row in self._spec.table.snapshot_rows:
+                state = self._planner.save_state(row, chain, cache.keys, position=position, pages=pages)
+                if state is not None and cache.coordinator.missing(row.name, state.keys).any():
+                    found.append(state)
+        return tuple(found)
+
+    def _save_again(self, request_id: str) -> None:
+        """Begin again at block 0: what was planned was not stored, or what was there is not any more."""
+        record = self._records.get(request_id)
+        if record is not None:
+            record.cursors.clear()
+            record.loading = False
+
+
+def _computed_tokens(scheduled: Any) -> Mapping[str, int]:
+    """Per scheduled request, the tokens computed before this step."""
+    computed = {request.req_id: int(request.num_computed_tokens) for request in scheduled.scheduled_new_reqs}
+    cached = scheduled.scheduled_cached_reqs
+    computed.update(zip(cached.req_ids, map(int, cached.num_computed_tokens), strict=True))
+    return computed
+
+
+def _require_equal(mine: Any, theirs: Any) -> None:
+    """Weights are compared once both halves know them; all else is known from the start."""
+    if mine.known != theirs.known:
+        mine, theirs = (replace(identity, weights=None, generation=0) for identity in (mine, theirs))
+    field = mine.first_difference(theirs)
+    if field is not None:
+        raise IdentityError(
+            f"the two halves of the connector run different models: {mine.digest.hex()} (scheduler) and"
+            f" {theirs.digest.hex()} (worker) differ first in {field}"
+        )
