@@ -51,6 +51,16 @@ class Shelf:
         """Return every write under way below the root."""
         return sorted(self.root.path.rglob("*.tmp"))
 
+    def write(self, keys: np.ndarray, *, seed: int = 0, sync: bool = False) -> list[int]:
+        """Write random payloads and return the codes."""
+        payloads = Payloads(len(keys), geometry=self.tier.geometry, seed=seed)
+        return self.tier.write(keys, payloads.addresses, sync=sync).tolist()
+
+    def read(self, keys: np.ndarray) -> list[int]:
+        """Read and return the codes."""
+        into = Payloads(len(keys), geometry=self.tier.geometry, seed=None)
+        return self.tier.read(keys, into.addresses).tolist()
+
     def read_one(self, key: np.ndarray) -> tuple[int, np.ndarray]:
         """Return code and payload of one object."""
         into = Payloads(1, geometry=self.tier.geometry, seed=None)

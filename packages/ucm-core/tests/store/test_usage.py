@@ -1,0 +1,155 @@
+"""The usage counter: a bound that holds with writes under way, over processes and restarts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from objects import GEOMETRY, make_keys, open_shelf
+
+from ucm_core.flow.ticket import ResultCode
+from ucm_core.store.root import CacheRoot
+
+SIZE = GEOMETRY.object_bytes
+
+
+@pytest.fixture
+def root(tmp_path):
+    with CacheRoot(tmp_path, capacity_bytes=10) as opened:
+        yield opened
+
+
+def test_the_bound_holds_for_what_is_only_reserved(root):
+    assert root.usage.reserve(6)
+    assert not root.usage.reserve(5)
+    assert root.usage.reserve(4)
+    assert root.usage.used_bytes == 10
+
+
+def test_a_batch_gets_as_much_as_fits(root):
+    assert root.usage.reserve_objects(5, 3) == 3
+    assert root.usage.reserve_objects(5, 3) == 0
+    assert root.usage.reserve_objects(1, 1) == 1
+
+
+def test_what_failed_is_given_back(root):
+    root.usage.reserve(10)
+    root.usage.settle(10, written_bytes=4)
+    assert root.usage.used_bytes == 4
+    root.usage.give_back(4)
+    assert root.usage.used_bytes == 0
+
+
+def test_giving_back_too_much_stops_at_zero(root):
+    root.usage.give_back(5)
+    assert root.usage.used_bytes == 0
+    assert root.usage.reserve(10)
+
+
+def test_a_recount_keeps_what_is_under_way(root):
+    root.usage.reserve(7)
+    assert root.usage.recount() == 7
+
+
+def test_no_bound_by_default(tmp_path):
+    with CacheRoot(tmp_path) as root:
+        assert root.usage.reserve(2**60)
+
+
+def test_the_bound_is_kept_by_writes(tmp_path):
+    shelf = open_shelf(tmp_path, capacity_bytes=3 * SIZE + 100)
+    codes = shelf.write(make_keys(5))
+    assert sorted(codes) == [ResultCode.OK] * 3 + [ResultCode.NO_SPACE] * 2
+    assert shelf.root.usage.used_bytes == 3 * SIZE
+    shelf.tier.drop(make_keys(5)[[codes.index(ResultCode.OK)]])
+    assert shelf.write(make_keys(1, seed=9)) == [ResultCode.OK]
+
+
+def test_usage_is_there_after_a_restart(tmp_path):
+    shelf = open_shelf(tmp_path, capacity_bytes=5 * SIZE)
+    shelf.write(make_keys(4))
+    shelf.root.close()
+    shelf = open_shelf(tmp_path, capacity_bytes=5 * SIZE)
+    assert shelf.root.statistics().used_bytes == 4 * SIZE
+    assert sorted(shelf.write(make_keys(2, seed=1))) == [0, 3]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff" * 3, b"\xff" * 9])
+def test_a_lost_or_damaged_counter_is_counted_from_the_files(content, tmp_path):
+    shelf = open_shelf(tmp_path)
+    shelf.write(make_keys(4))
+    (tmp_path / ".usage").unlink()
+    if content is not None:
+        (tmp_path / ".usage").write_bytes(content)
+    assert shelf.root.usage.used_bytes == 4 * SIZE
+    assert shelf.root.usage.reserve(1)
+    assert shelf.root.usage.used_bytes == 4 * SIZE + 1
+
+
+def test_rival_writers_never_pass_the_bound(tmp_path):
+    """Three processes race for eight places; none is lost and none is taken twice."""
+    code = (
+        "import sys; from ucm_core.store.root import CacheRoot\n"
+        "usage = CacheRoot(sys.argv[1], capacity_bytes=8).open().usage\n"
+        "got = 0\n"
+        "for _ in range(100):\n"
+        "    granted = usage.reserve_objects(1, 1)\n"
+        "    got += granted\n"
+        "    usage.settle(granted, written_bytes=granted)\n"
+        "print(got)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert sum(int(child.communicate()[0]) for child in children) == 8
+
+
+class Books(RuleBasedStateMachine):
+    """Two writers of one root against a model of plain numbers."""
+
+    def __init__(self):
+        super().__init__()
+        import tempfile
+
+        self.directory = tempfile.TemporaryDirectory()
+        self.roots = [CacheRoot(self.directory.name, capacity_bytes=20).open() for _ in range(2)]
+        self.open_bytes = [0, 0]
+        self.stored = 0
+
+    @rule(who=st.integers(0, 1), count=st.integers(0, 4), size=st.integers(1, 6))
+    def reserve(self, who, count, size):
+        room = 20 - self.stored - sum(self.open_bytes)
+        granted = self.roots[who].usage.reserve_objects(count, size)
+        assert granted == min(count, room // size)
+        self.open_bytes[who] += granted * size
+
+    @precondition(lambda self: any(self.open_bytes))
+    @rule(who=st.integers(0, 1), share=st.floats(0, 1))
+    def settle(self, who, share):
+        written = int(self.open_bytes[who] * share)
+        self.roots[who].usage.settle(self.open_bytes[who], written_bytes=written)
+        self.stored += written
+        self.open_bytes[who] = 0
+
+    @precondition(lambda self: self.stored)
+    @rule(share=st.floats(0, 1))
+    def give_back(self, share):
+        removed = int(self.stored * share)
+        self.roots[0].usage.give_back(removed)
+        self.stored -= removed
+
+    @invariant()
+    def books_balance(self):
+        assert self.roots[1].usage.used_bytes == self.stored + sum(self.open_bytes)
+
+    def teardown(self):
+        for root in self.roots:
+            root.close()
+        self.directory.cleanup()
+
+
+TestBooks = Books.TestCase
+TestBooks.settings = settings(max_examples=30, deadline=None)
