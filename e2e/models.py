@@ -22,7 +22,7 @@ class Model:
     engine_block_tokens: int
     """What vLLM makes its blocks of this model on a CPU."""
     lengths: tuple[int, int] = (300, 505)
-    """Prompt tokens. With its answer the second one crosses a block boundary: decoded tokens are saved too."""
+    """Prompt tokens. With its answer the second crosses a block boundary: decoded tokens are saved too."""
     has_state: bool = False
     """Whether it resumes from recurrent states; vLLM offers one at the last block boundary of a prompt."""
     arguments: Mapping[str, Any] = field(default_factory=dict)

@@ -61,7 +61,8 @@ class Runner:
         external = self._external_hits()
         engine.add_request("observed", _prompt(command["prompt"]), _sampling(command["max_tokens"]))
         (request,) = core.scheduler.requests.values()
-        digests, outputs = [], []
+        digests: list[list[Any]] = []
+        outputs: list[Any] = []
         while engine.has_unfinished_requests():
             outputs = engine.step() or outputs
             if request.num_output_tokens == 1 and not digests:
