@@ -1,0 +1,95 @@
+"""Typed reading of a model's configuration: what is missing or odd is a SpecError that names the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ucm_core.errors import SpecError
+
+__all__ = ["Facts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A model's configuration and the resolved types of what it caches."""
+
+    config: Mapping[str, Any]
+    """The language model's part of ``config.json``, overrides merged in."""
+    kv_dtype: str
+    """Resolved type of keys and values."""
+    state_dtypes: Mapping[str, str]
+    """Resolved types of recurrent states by name."""
+
+    def whole(self, *keys: str, default: int | None = None) -> int:
+        """Return the first key that is set, a whole number above 0; ``default`` when none is."""
+        for key in keys:
+            value = self.config.get(key)
+            if value is not None:
+                return self._checked_whole(key, value)
+        if default is None:
+            raise SpecError(f"the config of {self.model_type} has no {' or '.join(keys)}")
+        return default
+
+    def optional_whole(self, key: str) -> int | None:
+        """Return a whole number above 0; None when the key is absent, null or 0."""
+        value = self.config.get(key)
+        return None if value is None or value == 0 else self._checked_whole(key, value)
+
+    def names(self, *keys: str) -> tuple[str, ...] | None:
+        """Return the first key that is set as a tuple of names; None when none is."""
+        for key in keys:
+            value = self.config.get(key)
+            if isinstance(value, list | tuple | str) and all(isinstance(item, str) for item in value):
+                return tuple(value)
+            if value is not None:
+                raise SpecError(
+                    f"the config of {self.model_type} has {key} = {value!r}; expected a list of names"
+                )
+        return None
+
+    def state_dtype(self, name: str) -> str:
+        """Return the resolved type of a recurrent state."""
+        if name not in self.state_dtypes:
+            raise SpecError(f"{self.model_type} has recurrent states; give state_dtypes[{name!r}]")
+        return self.state_dtypes[name]
+
+    @property
+    def model_type(self) -> str:
+        """The family's name, for messages."""
+        return str(self.config.get("model_type"))
+
+    @property
+    def layer_count(self) -> int:
+        """Number of layers."""
+        return self.whole("num_hidden_layers")
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values; as many as query heads when not set."""
+        return self.whole("num_key_value_heads", "num_attention_heads")
+
+    def head_dim(self, default: int | None = None) -> int:
+        """Return the head size: set, else the family's ``default``, else hidden size / query heads."""
+        if self.config.get("head_dim") is not None or default is not None:
+            return self.whole("head_dim", default=default)
+        return self.quotient("hidden_size", "num_attention_heads")
+
+    def quotient(self, dividend: str, divisor: str) -> int:
+        """Return an exact quotient of two keys."""
+        upper, lower = self.whole(dividend), self.whole(divisor)
+        if upper % lower:
+            raise SpecError(
+                f"the config of {self.model_type}: {dividend} {upper} is no multiple of {divisor} {lower}"
+            )
+        return upper // lower
+
+    def _checked_whole(self, key: str, value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise SpecError(
+                f"the config of {self.model_type} has {key} = {value!r}; expected a whole number above 0"
+            )
+        return value
