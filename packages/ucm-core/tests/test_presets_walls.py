@@ -1,0 +1,60 @@
+"""Knowledge of model families lives in ``spec/presets`` only; ``spec`` imports nothing above it."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ucm_core.spec.presets import families
+
+SOURCE = Path(__file__).parents[1] / "src" / "ucm_core"
+PACKAGES = Path(__file__).parents[2]
+PRESETS = SOURCE / "spec" / "presets"
+FAMILY_WORDS = {re.match(r"[a-z]+", name).group() for name in families()} | set(families()) | {"granite"}
+FAMILY = re.compile("|".join(sorted(FAMILY_WORDS)).replace("_", "[-_ ]?"), re.IGNORECASE)
+
+
+def sources():
+    files = [path for path in PACKAGES.glob("*/src/**/*.py") if not path.is_relative_to(PRESETS)]
+    files += list(PACKAGES.glob("*/native/*.?pp"))
+    assert len(files) > 10
+    return files
+
+
+def test_no_model_family_is_named_outside_the_presets():
+    found = {str(path): FAMILY.findall(path.read_text()) for path in sources()}
+    assert {path: words for path, words in found.items() if words} == {}
+
+
+def test_the_search_for_family_names_would_find_one():
+    assert {word.lower() for word in FAMILY.findall("Llama, gpt-oss and DeepSeek-V3")} >= {"llama", "gpt"}
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} uses a relative import"
+            yield node.module
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.glob("spec/**/*.py")), ids=lambda path: path.name)
+def test_spec_imports_nothing_of_ours_but_errors(path):
+    ours = {name for name in imported(path) if name.startswith("ucm_core")}
+    assert all(name == "ucm_core.errors" or name.startswith("ucm_core.spec") for name in ours)
+
+
+def test_spec_needs_neither_the_native_module_nor_an_engine_nor_torch():
+    script = (
+        "import sys, importlib\n"
+        "sys.modules['ucm_core._native'] = sys.modules['torch'] = None\n"
+        "import ucm_core.spec.presets as package\n"
+        "for name in ('keys', 'units', 'layout', 'identity', 'checkpoint', 'table', 'names'):\n"
+        "    importlib.import_module('ucm_core.spec.' + name)\n"
+        "package.families()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env={"PYTHONPATH": str(SOURCE.parent)})
