@@ -222,19 +222,25 @@ inline std::int32_t read_object(int directory, const ObjectName &name, const uns
   return failure != 0 ? failure : check_object(*header, format, key, payload);
 }
 
-// Creates the temporary, and its folder on the first write into it.  -1 and errno on failure.
+// Creates the temporary, and its folder on the first write into it.  Invalid, with errno, on failure.
 inline Descriptor create_temporary(int directory, const ObjectName &name, const char *path, bool direct) {
-  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-  const int wanted = flags | (direct ? O_DIRECT : 0);
-  Descriptor file(::openat(directory, path, wanted, 0666));
-  if (!file.valid() && errno == ENOENT) {
-    if (::mkdirat(directory, name.folder.c_str(), 0777) != 0 && errno != EEXIST) return file;
-    file = Descriptor(::openat(directory, path, wanted, 0666));
-  }
-  if (!file.valid() && direct && errno == EINVAL) {
-    // A file system that refuses O_DIRECT does so after it has created the file.
-    ::unlinkat(directory, path, 0);
+  int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | (direct ? O_DIRECT : 0);
+  Descriptor file;
+  // One try fails for want of the folder, one for O_DIRECT, in either order.
+  for (int tries = 0; tries < 3; ++tries) {
     file = Descriptor(::openat(directory, path, flags, 0666));
+    if (file.valid()) break;
+    if (errno == ENOENT) {
+      if (::mkdirat(directory, name.folder.c_str(), 0777) != 0 && errno != EEXIST) break;
+      errno = ENOENT;
+    } else if (errno == EINVAL && (flags & O_DIRECT)) {
+      // A file system that refuses O_DIRECT does so after it has created the file.
+      ::unlinkat(directory, path, 0);
+      flags &= ~O_DIRECT;
+      errno = EINVAL;
+    } else {
+      break;
+    }
   }
   return file;
 }
