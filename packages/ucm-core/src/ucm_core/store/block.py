@@ -1,0 +1,237 @@
+"""The block store: a shared-memory ring over files, for one row and one segment.
+
+::
+
+    save(keys, source)                                   load(keys, target)
+      present? ---------- OK, nothing gathered             in the ring? ------- scatter
+      claim slot, gather, publish   (before it returns)    claim slot, read file, verify, publish, scatter
+      write file, rename            (I/O threads)          no slot: private memory, verify, scatter
+
+A wrong byte is never delivered: a slot is published only when full, a file only when whole and checksummed. A
+miss is a value. Nothing here raises into the caller's loop for what storage does; failures are codes in the
+ticket and counters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from ucm_core.flow.copy import BlockSource, BlockTarget
+from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.ops import metrics
+from ucm_core.store.donation import Donation
+from ucm_core.store.files import FileTier
+from ucm_core.store.geometry import Geometry
+from ucm_core.store.ledger import PinBook, Pins, RecentTouches, WorkGate
+from ucm_core.store.loading import LoadOrder, load_chunk
+from ucm_core.store.pool import IoPool, Priority
+from ucm_core.store.ring import Outcome, Ring, RingStatistics
+from ucm_core.store.saving import Save, Writer
+from ucm_core.store.tiers import Int64s, KeyBatch, Keys, Mask, Room, StoreLimits, Tiers, log
+
+PREFIX_STEP_BLOCKS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStoreStatistics:
+    """A moment of one store."""
+
+    working: int
+    """Pieces of load, save and touch work that are queued or running."""
+    pending_writes: int
+    """Objects whose file is not down yet."""
+    pins: int
+    """Pins that were taken and not released."""
+    ring: RingStatistics
+
+
+class BlockStore:
+    """Fixed-size objects of one row and segment under 256-bit keys.
+
+    Keys are ``uint8[n, 32]`` (`ucm_core.object_keys`); a batch may repeat a key. All methods are thread-safe.
+    After `close` every lookup is a miss and every ticket ends ``CANCELLED``. ``room`` keeps the files below
+    the capacity bound; None = a write that the bound refuses stays refused.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        files: FileTier,
+        pool: IoPool,
+        *,
+        row: str = "row",
+        limits: StoreLimits = StoreLimits(),  # noqa: B008 - frozen
+        room: Room | None = None,
+    ) -> None:
+        self._tiers = Tiers(ring, files, pool, row, limits)
+        self._writer = Writer(self._tiers, room)
+        self._work = WorkGate()
+        self._touches = RecentTouches()
+        self._pinned = PinBook()
+        self._last_ring: RingStatistics | None = None
+
+    @property
+    def geometry(self) -> Geometry:
+        """Shards and bytes of every object of this store."""
+        return self._tiers.files.geometry
+
+    def lookup(self, keys: Keys) -> Mask:
+        """``bool[n]``: True where the ring holds the object, or a whole file is there."""
+        if self._work.closed or not len(keys):
+            return np.zeros(len(keys), dtype=np.bool_)
+        in_ring = np.asarray(self._tiers.ring.lookup(keys), dtype=np.bool_)
+        found = in_ring.copy()
+        if not in_ring.all():
+            found[~in_ring] = self._tiers.files.exist(keys[~in_ring])
+        self._count_lookups(in_ring, found)
+        return found
+
+    def lookup_prefix(self, keys: Keys) -> int:
+        """How many leading keys are present; looks no further than one step behind the first hole."""
+        for begin in range(0, len(keys), PREFIX_STEP_BLOCKS):
+            found = self.lookup(keys[begin : begin + PREFIX_STEP_BLOCKS])
+            if not found.all():
+                return begin + int(found.argmin())
+        return len(keys)
+
+    def load(self, keys: Keys, target: BlockTarget) -> Ticket:
+        """Bring the payloads of ``keys`` to ``target``; object ``i`` of the batch is ``keys[i]``.
+
+        Returns at once. ``target.scatter`` runs on I/O threads until the ticket is done, never for an object
+        that failed; the target's memory must live that long, and what failed must not be used.
+        """
+        return self._start_load(keys, target, Priority.LOAD)
+
+    def prefetch(self, keys: Keys) -> Ticket:
+        """Bring ``keys`` into the ring, so that a later load finds them there."""
+        return self._start_load(keys, None, Priority.PREFETCH)
+
+    def save(self, keys: Keys, source: BlockSource, *, gather_inline: bool = True) -> Ticket:
+        """Keep the payloads of ``source`` under ``keys``; what is present is ``OK`` at once and not gathered.
+
+        With ``gather_inline`` every gather is over when this returns (the source's memory may be used again,
+        files are written later); without it, gathering runs on an I/O thread until the ticket is done. Waits
+        for room in the ring at most ``save_wait_s``; what finds none is ``NO_SPACE``. A file that cannot be
+        written shows in the ticket's durable results, while the ring still serves the object.
+        """
+        batch = KeyBatch(keys)
+        ticket = Ticket(batch.count, self.geometry.shards, durable=True)
+        save = Save(self._tiers, self._writer, batch, ticket, source=source)
+        everything = np.arange(batch.count)
+        if gather_inline:
+            self._run(ticket, everything, lambda: save.run(on_io_thread=False))
+        else:
+            self._submit(Priority.WRITE, ticket, everything, lambda: save.run(on_io_thread=True))
+        return ticket
+
+    def reserve(self, key: Keys) -> Donation | None:
+        """A ring slot for ``key`` (``uint8[32]``), to be filled in place; None when the object is present.
+
+        Raises `ucm_core.NoSpace` when the ring has no slot to give.
+        """
+        if self._work.closed or self.lookup(key[None])[0]:
+            return None
+        return Donation.claim(self._tiers, self._writer, key)
+
+    def pin(self, keys: Keys) -> Pins:
+        """Keep what the ring holds of ``keys`` in the ring until the pins are released (`Pins`)."""
+        claims = self._tiers.ring.pin(keys)
+        ready = claims.outcome == Outcome.READY
+        self._tiers.ring.release(claims.slots[(claims.slots >= 0) & ~ready])
+        return Pins(self._tiers.ring, self._pinned, keys[ready], claims.slots[ready])
+
+    def pinned_names(self) -> frozenset[bytes]:
+        """Keys (32 bytes) that this process holds in the ring: pinned, or on their way to a file."""
+        return self._pinned.names() | self._writer.names()
+
+    def touch(self, keys: Keys) -> None:
+        """Mark as used: in the ring now, on the medium in the background, at most once a minute each."""
+        if self._work.closed or not len(keys):
+            return
+        self._tiers.ring.touch(keys)
+        due = self._touches.due(keys)
+        if len(due):
+            self._background(lambda: self._tiers.files.touch(due))
+
+    def drop(self, keys: Keys) -> None:
+        """Remove from the ring (unless referenced) and the medium; a write that is under way still lands."""
+        if not self._work.closed:
+            self._tiers.ring.drop(keys)
+            self._tiers.files.drop(keys)
+
+    def statistics(self) -> BlockStoreStatistics:
+        """A moment of this store; the last one after `close`."""
+        ring = self._last_ring or self._tiers.ring.statistics()
+        return BlockStoreStatistics(self._work.count, self._writer.pending, self._pinned.count, ring)
+
+    def check_integrity(self) -> None:
+        """Raise `ucm_core.StoreError` when the ring's books do not balance."""
+        self._tiers.ring.check_integrity()
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Refuse new work, let what was begun end (at most ``timeout_s``), let go of the ring. Idempotent."""
+        if not self._work.close():
+            return
+        deadline = time.monotonic() + timeout_s
+        drained = self._work.wait_idle(timeout_s)
+        drained &= self._writer.wait_idle(max(0.0, deadline - time.monotonic()))
+        if not drained:
+            log.warning("row %s: closing with work under way after %.0f s", self._tiers.row, timeout_s)
+            metrics.ERRORS.labels(where="store_close").inc()
+            return  # the ring stays mapped: a thread may still write into it
+        self._last_ring = self._tiers.ring.statistics()
+        self._pinned.forget()
+        self._tiers.ring.close()
+
+    # -- private
+
+    def _start_load(self, keys: Keys, target: BlockTarget | None, priority: Priority) -> Ticket:
+        batch = KeyBatch(keys)
+        ticket = Ticket(batch.count, self.geometry.shards, durable=False)
+        order = LoadOrder(batch, ticket, target)
+        for ids in self._tiers.chunks(len(batch)):
+            self._submit(priority, ticket, batch.positions(ids), partial(load_chunk, self._tiers, order, ids))
+        return ticket
+
+    def _submit(
+        self, priority: Priority, ticket: Ticket, positions: Int64s, work: Callable[[], None]
+    ) -> None:
+        """Queue work that settles ``positions``; they are settled whatever becomes of it."""
+        if not self._work.begin():
+            ticket.settle(positions, ResultCode.CANCELLED)
+        elif not self._tiers.pool.submit(priority, lambda: self._guard(ticket, positions, work)):
+            self._work.end()
+            ticket.settle(positions, ResultCode.CANCELLED)
+
+    def _run(self, ticket: Ticket, positions: Int64s, work: Callable[[], None]) -> None:
+        """`_submit` on this thread."""
+        if self._work.begin():
+            self._guard(ticket, positions, work)
+        else:
+            ticket.settle(positions, ResultCode.CANCELLED)
+
+    def _background(self, work: Callable[[], None]) -> None:
+        """Queue work that nobody waits for."""
+        nobody = Ticket(0, durable=False)
+        self._submit(Priority.WRITE, nobody, np.zeros(0, dtype=np.int64), work)
+
+    def _guard(self, ticket: Ticket, positions: Int64s, work: Callable[[], None]) -> None:
+        """Run ``work``; after an exception what it left unsettled is ``UNAVAILABLE``: no ticket is lost."""
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - the border of the store: storage never raises into the engine's loop
+            metrics.ERRORS.labels(where="block_store").inc()
+            log.exception("row %s: unexpected failure", self._tiers.row)
+        finally:
+            self._work.end()
+            ticket.settle(positions, ResultCode.UNAVAILABLE)
+
+    def _count_lookups(self, in_ring: Mask, found: Mask) -> None:
+        ring, anywhere = int(in_ring.sum()), int(found.sum())
+        for tier, count in (("ring", ring), ("file", anywhere - ring), ("absent", found.size - anywhere)):
+            metrics.LOOKUPS.labels(row=self._tiers.row, tier=tier).inc(count)

@@ -1,0 +1,110 @@
+"""Zero-copy hand-over: reserve a ring slot, fill it in place, commit it; the donor loses access."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+
+import numpy as np
+
+from ucm_core import _native
+from ucm_core.errors import NoSpace, StoreError
+from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.store.ring import Outcome
+from ucm_core.store.saving import Writer
+from ucm_core.store.tiers import Keys, Slots, Tiers
+
+
+class Donation:
+    """A slot that only the donor may write, until `commit` or `abort`.
+
+    `view` hands out memory of the slot. After `commit` or `abort` every memoryview that was handed out raises
+    ``ValueError`` when used. Both refuse (`ucm_core.StoreError`) while something else still exports such a
+    view, an array made from it for example, because its owner could write into a slot that is no longer its
+    own.
+    """
+
+    def __init__(self, tiers: Tiers, writer: Writer, key: Keys, slots: Slots) -> None:
+        self._tiers, self._writer = tiers, writer
+        self._key, self._slots = key, slots
+        self._views: list[_View] = []
+        self._open = True
+
+    @classmethod
+    def claim(cls, tiers: Tiers, writer: Writer, key: Keys) -> Donation | None:
+        """A donation of ``key``; None when it is present or somebody else fills it; raises `NoSpace`."""
+        deadline = time.monotonic() + tiers.limits.save_wait_s
+        while True:
+            seen = writer.finished
+            claims = tiers.ring.claim(key[None])
+            outcome = claims.outcome[0]
+            if outcome == Outcome.OWNER:
+                return cls(tiers, writer, key, claims.slots)
+            if outcome != Outcome.NO_SPACE:
+                tiers.ring.release(claims.slots)
+                return None
+            if not writer.wait_for_progress(seen, deadline):
+                raise NoSpace(
+                    f"row {tiers.row}: none of {tiers.ring.slots} ring slots is free; raise ring_bytes"
+                )
+
+    def view(self, shard: int, begin: int = 0, end: int | None = None) -> memoryview:
+        """Bytes ``[begin, end)`` of a shard, writable, content undefined until written."""
+        self._check_open()
+        geometry = self._tiers.files.geometry
+        end = geometry.shard_bytes if end is None else end
+        if not (0 <= shard < geometry.shards and 0 <= begin < end <= geometry.shard_bytes):
+            raise StoreError(f"bytes [{begin}, {end}) of shard {shard} of an object of {geometry}")
+        address = int(self._tiers.ring.addresses(self._slots)[0]) + shard * geometry.stride + begin
+        self._views.append(_View(address, end - begin))
+        return self._views[-1].view
+
+    def commit(self) -> Ticket:
+        """Publish the slot and write it to the medium; every shard must have been written."""
+        self._revoke()
+        geometry = self._tiers.files.geometry
+        address = self._tiers.ring.addresses(self._slots)
+        _native.zero_padding(address, geometry.shards, geometry.shard_bytes, geometry.stride)
+        self._tiers.ring.publish(self._slots)
+        ticket = Ticket(1, geometry.shards, durable=True)
+        ticket.settle([0], ResultCode.OK)
+        self._writer.write([self._key.tobytes()], self._slots, [(ticket, np.array([0]))])
+        return ticket
+
+    def abort(self) -> None:
+        """Give the slot back; nothing becomes readable. A no-op after `commit` or `abort`."""
+        if self._open:
+            self._revoke()
+            self._tiers.ring.abort(self._slots)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreError("the donation is over; reserve again")
+
+    def _revoke(self) -> None:
+        self._check_open()
+        over = [view.is_over() for view in self._views]  # every one, also behind the first refusal
+        if not all(over):
+            raise StoreError("an array or a slice still uses the donated memory; delete it first")
+        self._open = False
+
+
+class _View:
+    """Memory that was handed out, and how to find out that nobody can reach it any more."""
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self._memory = (ctypes.c_uint8 * size_bytes).from_address(address)
+        self._idle_references = self._references()
+        self.view = memoryview(self._memory).cast("B")
+
+    def is_over(self) -> bool:
+        """Release the view; False while a slice or an array made from it is alive."""
+        try:
+            self.view.release()
+        except BufferError:
+            return False
+        return self._references() == self._idle_references
+
+    def _references(self) -> int:
+        return sys.getrefcount(self._memory)

@@ -1,0 +1,137 @@
+"""The books of a block store: what is pinned, what is under way, what was touched lately."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from typing import Self
+
+from ucm_core.store.ring import Ring
+from ucm_core.store.tiers import Keys, Slots
+
+TOUCH_INTERVAL_S = 60.0
+TOUCH_MEMORY_KEYS = 1 << 16
+
+
+class Pins:
+    """Objects kept in the ring; `release` ends it, once. A further release is a no-op.
+
+    Pins hold room that nobody else can use: keep them short, and never across a wait for other pins.
+    """
+
+    def __init__(self, ring: Ring, book: PinBook, keys: Keys, slots: Slots) -> None:
+        self._ring, self._book, self._slots = ring, book, slots
+        self._entry = book.add([key.tobytes() for key in keys])
+        self.keys = keys
+        """``uint8[n, 32]``: the keys that are kept, a part of those asked for."""
+
+    def release(self) -> None:
+        """Let the ring have the slots again."""
+        if self._book.remove(self._entry):
+            self._ring.release(self._slots)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+
+class PinBook:
+    """The ledger of pins: an entry is removed exactly once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[int, list[bytes]] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def count(self) -> int:
+        """Objects that are pinned now."""
+        with self._lock:
+            return sum(map(len, self._entries.values()))
+
+    def add(self, names: list[bytes]) -> int:
+        """Enter one set of pins; returns its number."""
+        with self._lock:
+            number = next(self._numbers)
+            self._entries[number] = names
+            return number
+
+    def remove(self, number: int) -> bool:
+        """Strike an entry out; False when it was struck before."""
+        with self._lock:
+            return self._entries.pop(number, None) is not None
+
+    def forget(self) -> None:
+        """Strike everything out: the ring is gone."""
+        with self._lock:
+            self._entries.clear()
+
+    def names(self) -> frozenset[bytes]:
+        """The keys that are pinned now."""
+        with self._lock:
+            return frozenset(itertools.chain.from_iterable(self._entries.values()))
+
+
+class WorkGate:
+    """Counts the work that is queued or running; closed, it lets nothing begin."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._closed = False
+        self.count = 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def begin(self) -> bool:
+        """Count one piece of work in; False after `close`."""
+        with self._changed:
+            self.count += not self._closed
+            return not self._closed
+
+    def end(self) -> None:
+        """Count one piece of work out."""
+        with self._changed:
+            self.count -= 1
+            self._changed.notify_all()
+
+    def close(self) -> bool:
+        """True for the first caller."""
+        with self._changed:
+            first, self._closed = not self._closed, True
+            return first
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no work is counted."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.count == 0, timeout_s)
+
+
+class RecentTouches:
+    """When each object's file was touched last, for the most recent ones."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: OrderedDict[bytes, float] = OrderedDict()
+
+    def due(self, keys: Keys) -> Keys:
+        """The keys not touched within `TOUCH_INTERVAL_S`; from now on they are."""
+        now = time.monotonic()
+        with self._lock:
+            due = [place for place, key in enumerate(keys) if self._is_due(key.tobytes(), now)]
+            while len(self._last) > TOUCH_MEMORY_KEYS:
+                self._last.popitem(last=False)
+        return keys[due]
+
+    def _is_due(self, name: bytes, now: float) -> bool:
+        if now - self._last.get(name, -TOUCH_INTERVAL_S) < TOUCH_INTERVAL_S:
+            return False
+        self._last[name] = now
+        self._last.move_to_end(name)
+        return True

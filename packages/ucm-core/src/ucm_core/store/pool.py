@@ -1,0 +1,85 @@
+"""The few threads that do file work for all stores of one cache."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from enum import IntEnum
+
+from ucm_core.ops import metrics
+
+_log = logging.getLogger(__name__)
+
+
+class Priority(IntEnum):
+    """What goes first: somebody waits for a load, nobody waits for a pass of the collector."""
+
+    LOAD = 0
+    PREFETCH = 1
+    WRITE = 2
+    BACKGROUND = 3
+
+
+class IoPool:
+    """Threads on one priority queue; they block while it is empty and start on first use.
+
+    The queue needs no bound of its own: a queued write holds a ring slot and a queued load its caller's
+    ticket.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._limit = threads
+        self._changed = threading.Condition()
+        self._queue: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closed = False
+
+    @property
+    def threads(self) -> int:
+        """The most threads that work at the same time."""
+        return self._limit
+
+    def submit(self, priority: Priority, work: Callable[[], None]) -> bool:
+        """Queue ``work``. False after `close`: it will not run. What it raises is logged and counted."""
+        with self._changed:
+            if self._closed:
+                return False
+            heapq.heappush(self._queue, (priority, next(self._order), work))
+            if self._idle < len(self._queue) and len(self._threads) < self._limit:
+                self._start()
+            self._changed.notify()
+        return True
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Refuse new work, finish what is queued, and wait at most ``timeout_s`` for each thread to end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout_s)
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"ucm-io-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            try:
+                work()
+            except Exception:  # noqa: BLE001 - the border of a thread, which must outlive any piece of work
+                metrics.ERRORS.labels(where="io_thread").inc()
+                _log.exception("work on an I/O thread failed")
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: self._queue or self._closed)
+            self._idle -= 1
+            return heapq.heappop(self._queue)[2] if self._queue else None

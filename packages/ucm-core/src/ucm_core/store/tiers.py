@@ -1,0 +1,137 @@
+"""What the two halves of a block store share: the tiers, the limits, a batch without repetitions."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.ops import metrics
+from ucm_core.store.files import FileTier
+from ucm_core.store.pool import IoPool
+from ucm_core.store.ring import Ring
+
+Int64s = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+Slots = npt.NDArray[np.int32]
+
+CHUNK_BYTES = 8 << 20
+"""Payload bytes that one piece of I/O work moves: enough for the medium, few enough to share the work."""
+
+log = logging.getLogger("ucm_core.store")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """How long a store may wait, and how far a save goes."""
+
+    save_wait_s: float = 0.5
+    """Longest time that one save waits for room in the ring or for another writer of the same key."""
+    load_wait_s: float = 10.0
+    """Longest time that one load waits for another reader of the same key before it reads by itself."""
+    sync: bool = False
+    """Flush files to the device before they count as stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """A ring over files, the threads that move bytes between them, and the limits."""
+
+    ring: Ring
+    files: FileTier
+    pool: IoPool
+    row: str
+    """The row's name, for metrics."""
+    limits: StoreLimits
+
+    @property
+    def chunk_objects(self) -> int:
+        """Objects per piece of I/O work: bounded by bytes, and so that all threads together fit the ring."""
+        by_bytes = CHUNK_BYTES // self.files.geometry.payload_bytes
+        by_slots = self.ring.slots // self.pool.threads
+        return max(1, min(by_bytes, by_slots))
+
+    def chunks(self, count: int) -> Iterator[Int64s]:
+        """``range(count)`` in pieces of `chunk_objects`, smaller when that keeps every thread busy."""
+        size = min(self.chunk_objects, max(1, -(-count // self.pool.threads)))
+        for begin in range(0, count, size):
+            yield np.arange(begin, min(begin + size, count))
+
+
+class KeyBatch:
+    """The distinct keys of a batch, numbered in order of first appearance, and where each of them stands.
+
+    >>> import numpy as np
+    >>> batch = KeyBatch(np.repeat(np.array([[7], [5], [7]], dtype=np.uint8), 32, axis=1))
+    >>> batch.keys[:, 0].tolist(), batch.first.tolist()
+    ([7, 5], [0, 1])
+    >>> batch.positions(np.array([0])).tolist()
+    [0, 2]
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        if keys.ndim != 2 or keys.shape[1] != 32 or keys.dtype != np.uint8:
+            raise ValueError(f"keys are {keys.dtype}{list(keys.shape)}; need uint8[n, 32]")
+        numbers: dict[bytes, int] = {}
+        inverse = np.array([numbers.setdefault(key.tobytes(), len(numbers)) for key in keys], dtype=np.int64)
+        self.count = len(keys)
+        self.names = list(numbers)
+        self.keys: Keys = np.frombuffer(b"".join(self.names), dtype=np.uint8).reshape(-1, 32)
+        self._order = np.argsort(inverse, kind="stable")
+        self._begin = np.searchsorted(inverse[self._order], np.arange(len(numbers) + 1))
+        self.first: Int64s = self._order[self._begin[:-1]]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def expand(self, ids: Int64s) -> tuple[Int64s, Int64s]:
+        """Positions in the batch of the distinct keys ``ids``, and for each its key's place in ``ids``."""
+        begin, end = self._begin[ids], self._begin[ids + 1]
+        count = end - begin
+        which = np.repeat(np.arange(len(ids)), count)
+        offset = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
+        return self._order[begin[which] + offset], which
+
+    def positions(self, ids: Int64s) -> Int64s:
+        """Positions in the batch of the distinct keys ``ids``."""
+        return self.expand(ids)[0]
+
+    def settle(self, ticket: Ticket, ids: Int64s, codes: npt.ArrayLike) -> None:
+        """Settle every position of the distinct keys ``ids``, one code for all or one each."""
+        positions, which = self.expand(ids)
+        ticket.settle(positions, np.broadcast_to(np.asarray(codes, dtype=np.uint8), ids.shape)[which])
+
+
+class Room(Protocol):
+    """Whoever keeps the files below the capacity bound (`ucm_core.store.gc.Collector`)."""
+
+    def make_room(self) -> bool:
+        """A write was refused: remove what is old. True when it is worth a second try."""
+
+    def note_written(self) -> None:
+        """Files were written; returns at once."""
+
+
+class PrivateMemory:
+    """Page-aligned memory for ``count`` payloads outside the ring, the last resort of a load."""
+
+    def __init__(self, count: int, payload_bytes: int) -> None:
+        self._memory = mmap.mmap(-1, count * payload_bytes)
+        base = np.frombuffer(self._memory, dtype=np.uint8).ctypes.data
+        self.addresses: Int64s = base + payload_bytes * np.arange(count, dtype=np.int64)
+        """``int64[count]``, valid while this object lives."""
+
+
+def count_failures(operation: str, codes: npt.NDArray[np.uint8]) -> None:
+    """Count every code that is not ``OK`` under ``ucm_objects_failed_total``."""
+    values, counts = np.unique(codes[codes != ResultCode.OK], return_counts=True)
+    for value, count in zip(values, counts, strict=True):
+        reason = ResultCode(int(value)).name.lower()
+        metrics.OBJECTS_FAILED.labels(operation=operation, reason=reason).inc(int(count))

@@ -1,0 +1,285 @@
+"""What every block store must do, whatever its tiers: subclass `BlockStoreTests` and give it a store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ucm_core.flow.copy import BufferBlocks
+from ucm_core.flow.ticket import Level, ResultCode, Ticket
+from ucm_core.store.block import BlockStore
+from ucm_core.store.geometry import Geometry
+
+Bytes = npt.NDArray[np.uint8]
+Int64s = npt.NDArray[np.int64]
+OpenStore = Callable[..., BlockStore]
+
+WAIT_S = 60.0
+"""Longer than anything here takes; a test that waits this long has failed."""
+UNTOUCHED = 0x5C
+"""What targets are filled with, so that bytes that were not delivered show."""
+
+
+def keys_of(*numbers: int) -> Bytes:
+    """Distinct keys ``uint8[n, 32]``, one per number."""
+    rows = [number.to_bytes(8, "big") * 4 for number in numbers]
+    return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, 32)
+
+
+def payloads_of(geometry: Geometry, *numbers: int) -> Bytes:
+    """Reproducible payloads ``uint8[n, shards, shard_bytes]``, different for different numbers."""
+    shape = (geometry.shards, geometry.shard_bytes)
+    return np.stack([np.random.default_rng(n).integers(0, 256, shape, dtype=np.uint8) for n in numbers])
+
+
+def blank(geometry: Geometry, count: int) -> Bytes:
+    """A target ``uint8[n, shards, shard_bytes]`` full of `UNTOUCHED`."""
+    return np.full((count, geometry.shards, geometry.shard_bytes), UNTOUCHED, dtype=np.uint8)
+
+
+class FaultyBlocks:
+    """A double of engine memory that fails: objects in ``broken`` raise, all others are copied and listed."""
+
+    def __init__(self, payloads: Bytes, broken: Collection[int] = ()) -> None:
+        self._blocks = BufferBlocks(payloads)
+        self._broken = frozenset(broken)
+        self.copied: list[int] = []
+        """Objects that were copied, in order."""
+
+    def gather(self, index: Int64s, address: Int64s) -> None:
+        """As `BufferBlocks.gather`, or raises."""
+        self._check(index)
+        self._blocks.gather(index, address)
+
+    def scatter(self, index: Int64s, address: Int64s) -> None:
+        """As `BufferBlocks.scatter`, or raises."""
+        self._check(index)
+        self._blocks.scatter(index, address)
+
+    def _check(self, index: Int64s) -> None:
+        if self._broken & set(index.tolist()):
+            raise RuntimeError(f"broken on purpose: one of {index.tolist()}")
+        self.copied += index.tolist()
+
+
+class BlockStoreTests:
+    """Subclass it and define `open_store`. The geometry has padding between its shards on purpose."""
+
+    geometry = Geometry(3, 5000)
+    slots = 16
+
+    def open_store(self, directory: Path, geometry: Geometry, *, slots: int) -> BlockStore:
+        """A new store over ``directory``; the suite closes it."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def opened(self, tmp_path: Path) -> Iterator[OpenStore]:
+        """Opens stores over one directory, and closes them."""
+        with ExitStack() as stack:
+
+            def open_one(slots: int = self.slots) -> BlockStore:
+                store = self.open_store(tmp_path, self.geometry, slots=slots)
+                stack.callback(store.close)
+                return store
+
+            yield open_one
+
+    @pytest.fixture
+    def store(self, opened: OpenStore) -> Iterator[BlockStore]:
+        """A store whose books must balance in the end."""
+        store = opened()
+        yield store
+        self.check_balance(store)
+
+    def check_balance(self, store: BlockStore) -> None:
+        """Nothing is referenced or under way once everything has ended."""
+        store.close()
+        assert store.statistics().working == 0
+        assert store.statistics().pending_writes == 0
+        assert store.statistics().ring.own_references == 0
+
+    def save(self, store: BlockStore, *numbers: int) -> Ticket:
+        """Save the payloads of these numbers under their keys, durably."""
+        ticket = store.save(keys_of(*numbers), BufferBlocks(payloads_of(self.geometry, *numbers)))
+        assert ticket.wait(WAIT_S)
+        ticket.wait_durable(WAIT_S)
+        return ticket
+
+    def load(self, store: BlockStore, *numbers: int) -> tuple[Bytes, list[int]]:
+        """What a load of these numbers delivers: bytes, and codes by object."""
+        out = blank(self.geometry, len(numbers))
+        ticket = store.load(keys_of(*numbers), BufferBlocks(out))
+        assert ticket.wait(WAIT_S)
+        return out, ticket.object_results.tolist()
+
+    def expect(self, store: BlockStore, *numbers: int) -> None:
+        """All of these load with their own bytes."""
+        out, codes = self.load(store, *numbers)
+        assert codes == [ResultCode.OK] * len(numbers)
+        assert np.array_equal(out, payloads_of(self.geometry, *numbers))
+
+    def test_absent_is_a_miss(self, store: BlockStore) -> None:
+        out, codes = self.load(store, 1, 2)
+        assert codes == [ResultCode.MISS, ResultCode.MISS]
+        assert (out == UNTOUCHED).all()
+        assert not store.lookup(keys_of(1, 2)).any()
+
+    def test_what_is_saved_is_loaded(self, store: BlockStore) -> None:
+        ticket = self.save(store, 1, 2, 3)
+        assert ticket.ok
+        assert ticket.level >= Level.ON_MEDIUM
+        assert ticket.results.shape == (3, self.geometry.shards)
+        assert store.lookup(keys_of(1, 2, 3, 4)).tolist() == [True, True, True, False]
+        self.expect(store, 3, 1, 2)
+
+    def test_another_store_finds_it(self, store: BlockStore, opened: OpenStore) -> None:
+        assert self.save(store, 1, 2).wait_durable(WAIT_S)
+        store.close()
+        self.expect(opened(), 1, 2)
+
+    def test_an_empty_batch_is_done(self, store: BlockStore) -> None:
+        none = keys_of(1)[:0]
+        blocks = BufferBlocks(blank(self.geometry, 0))
+        assert store.save(none, blocks).wait(0)
+        assert store.load(none, blocks).wait(0)
+        assert store.prefetch(none).wait(0)
+        assert store.lookup(none).shape == (0,)
+        assert store.lookup_prefix(none) == 0
+
+    def test_a_batch_may_repeat_a_key(self, store: BlockStore) -> None:
+        source = FaultyBlocks(payloads_of(self.geometry, 1, 1, 2))
+        assert store.save(keys_of(1, 1, 2), source).wait_durable(WAIT_S)
+        assert sorted(source.copied) == [0, 2]
+        self.expect(store, 2, 1, 2, 1, 1)
+
+    def test_present_objects_are_not_gathered(self, store: BlockStore) -> None:
+        self.save(store, 1, 2)
+        source = FaultyBlocks(payloads_of(self.geometry, 1, 3, 2), broken=[0, 2])
+        ticket = store.save(keys_of(1, 3, 2), source)
+        assert ticket.wait_durable(WAIT_S)
+        assert source.copied == [1]
+        self.expect(store, 1, 2, 3)
+
+    def test_the_source_is_free_when_save_returns(self, store: BlockStore) -> None:
+        payloads = payloads_of(self.geometry, 1, 2)
+        ticket = store.save(keys_of(1, 2), BufferBlocks(payloads))
+        payloads[:] = UNTOUCHED
+        assert ticket.wait_durable(WAIT_S)
+        self.expect(store, 1, 2)
+
+    def test_gathering_can_be_left_to_the_store(self, store: BlockStore) -> None:
+        source = BufferBlocks(payloads_of(self.geometry, 1, 2))
+        assert store.save(keys_of(1, 2), source, gather_inline=False).wait_durable(WAIT_S)
+        self.expect(store, 1, 2)
+
+    def test_a_source_that_raises_fails_its_objects_only(self, store: BlockStore) -> None:
+        source = FaultyBlocks(payloads_of(self.geometry, 1, 2, 3), broken=[1])
+        ticket = store.save(keys_of(1, 2, 3), source)
+        assert ticket.wait(WAIT_S)
+        assert ticket.object_results.tolist() == [ResultCode.OK, ResultCode.INVALID, ResultCode.OK]
+        assert store.lookup(keys_of(1, 2, 3)).tolist() == [True, False, True]
+        self.save(store, 2)
+        self.expect(store, 1, 2, 3)
+
+    def test_a_target_that_raises_fails_its_objects_only(self, store: BlockStore) -> None:
+        self.save(store, 1, 2, 3)
+        out = blank(self.geometry, 3)
+        ticket = store.load(keys_of(1, 2, 3), FaultyBlocks(out, broken=[1]))
+        assert ticket.wait(WAIT_S)
+        assert ticket.object_results.tolist() == [ResultCode.OK, ResultCode.INVALID, ResultCode.OK]
+        assert np.array_equal(out[[0, 2]], payloads_of(self.geometry, 1, 3))
+
+    def test_a_batch_may_be_larger_than_the_ring(self, store: BlockStore) -> None:
+        numbers = range(5 * self.slots)
+        ticket = self.save(store, *numbers)
+        assert ticket.wait_durable(WAIT_S)
+        self.expect(store, *numbers)
+
+    def test_the_prefix_ends_at_the_first_hole(self, store: BlockStore) -> None:
+        self.save(store, 0, 1, 3)
+        assert store.lookup_prefix(keys_of(0, 1, 2, 3)) == 2
+        assert store.lookup_prefix(keys_of(0, 1)) == 2
+        assert store.lookup_prefix(keys_of(2, 0)) == 0
+
+    def test_prefetch_says_what_is_there(self, store: BlockStore, opened: OpenStore) -> None:
+        self.save(store, 1)
+        store.close()
+        ticket = opened().prefetch(keys_of(1, 2))
+        assert ticket.wait(WAIT_S)
+        assert ticket.object_results.tolist() == [ResultCode.OK, ResultCode.MISS]
+
+    def test_drop_removes_and_save_heals(self, store: BlockStore) -> None:
+        self.save(store, 1, 2)
+        store.drop(keys_of(1, 9))
+        assert store.lookup(keys_of(1, 2)).tolist() == [False, True]
+        assert self.load(store, 1)[1] == [ResultCode.MISS]
+        self.save(store, 1)
+        self.expect(store, 1, 2)
+
+    def test_touching_changes_no_byte(self, store: BlockStore) -> None:
+        self.save(store, 1)
+        store.touch(keys_of(1, 2))
+        self.expect(store, 1)
+        assert not store.lookup(keys_of(2))[0]
+
+    def test_pins_are_released_once(self, store: BlockStore) -> None:
+        self.save(store, 1)
+        with store.pin(keys_of(1, 2)) as pins:
+            assert store.statistics().pins == len(pins.keys)
+            pins.release()
+        assert store.statistics().pins == 0
+        assert store.statistics().ring.pinned == 0
+
+    def test_a_closed_store_misses_and_cancels(self, store: BlockStore) -> None:
+        self.save(store, 1)
+        store.close()
+        store.close()
+        blocks = BufferBlocks(blank(self.geometry, 1))
+        assert not store.lookup(keys_of(1))[0]
+        for ticket in (
+            store.load(keys_of(1), blocks),
+            store.save(keys_of(1), blocks),
+            store.prefetch(keys_of(1)),
+        ):
+            assert ticket.wait(0)
+            assert ticket.object_results.tolist() == [ResultCode.CANCELLED]
+        store.touch(keys_of(1))
+        store.drop(keys_of(1))
+
+    def test_a_cancelled_load_settles(self, store: BlockStore) -> None:
+        self.save(store, 1)
+        ticket = store.load(keys_of(1), BufferBlocks(blank(self.geometry, 1)))
+        ticket.cancel()
+        assert ticket.wait(WAIT_S)
+        assert ticket.object_results[0] in (ResultCode.OK, ResultCode.CANCELLED)
+
+    @pytest.mark.parametrize("shape", [(4,), (4, 31)])
+    def test_keys_of_another_shape_are_refused(self, store: BlockStore, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match=r"need uint8\[n, 32\]"):
+            store.prefetch(np.zeros(shape, dtype=np.uint8))
+
+    def test_many_threads_see_only_right_bytes(self, store: BlockStore) -> None:
+        wrong: list[object] = []
+
+        def work(seed: int) -> None:
+            for numbers in np.random.default_rng(seed).integers(0, 40, (12, 6)):
+                store.save(
+                    keys_of(*numbers.tolist()), BufferBlocks(payloads_of(self.geometry, *numbers.tolist()))
+                )
+                out, codes = self.load(store, *numbers.tolist())
+                good = [code == ResultCode.OK for code in codes]
+                if not np.array_equal(out[good], payloads_of(self.geometry, *numbers.tolist())[good]):
+                    wrong.append(numbers)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
