@@ -259,7 +259,7 @@ inline void bind_ring(nanobind::module_ &m) {
   m.attr("RING_LIFECYCLE_BYTE") = ucm::kLifecycleByte;
   m.def("ring_bytes", &ring_bytes, "slots"_a, "payload_bytes"_a);
   m.def("ring_header", &ring_header, "fd"_a);
-  nb::class_<ucm::Ring>(m, "Ring")
+  nb::class_<ucm::Ring>(m, "Ring", nb::is_weak_referenceable())
       .def("__init__", &construct, "fd"_a, "slots"_a, "payload_bytes"_a, "geometry_digest"_a.none())
       .def_prop_ro("fd", &ucm::Ring::fd)
       .def_prop_ro("slots", &ucm::Ring::slots)

@@ -1,19 +1,21 @@
-// The host ring: a content-addressed cache of fixed-size slots that all processes of a node share. No Python here.
+// The host ring: a content-addressed cache of fixed-size slots that all processes of a node share. No Python
+// here.
 //
 // Two kinds of work, kept apart on purpose:
 //  - what happens per block (find, pin, release, touch, publish, wait) is lock-free: atomics on the slot;
-//  - what changes the structure (claim of an absent key, abort, drop, join, leave, reap) runs under the exclusive lock, an
-//    OFD lock that the kernel takes back from the dead. Slots are the truth; index and free stack are derived and are
-//    rebuilt when a holder died inside.
+//  - what changes the structure (claim of an absent key, abort, drop, join, leave, reap) runs under the
+//    exclusive lock, an OFD lock that the kernel takes back from the dead. Slots are the truth; index and free
+//    stack are derived and are rebuilt when a holder died inside.
 //
 // References are counted per participant and never summed up: pins[slot][k] belongs to participant k. A dead
 // participant's references are its own counters, so setting them to zero is exact wherever it died.
 //
 // Memory order, the two pairs that everything rests on:
-//  - a pinner raises its counter, then reads the word; an evictor moves the word to Closing, then reads the counters
-//    (all seq_cst). Whatever the interleaving, one of them sees the other and backs off;
-//  - payload bytes are ordinary memory: the owner writes them before it releases Ready; a reader acquires Ready before it
-//    reads them; a reader's release of its reference is acquired by the evictor before the slot gets a new owner.
+//  - a pinner raises its counter, then reads the word; an evictor moves the word to Closing, then reads the
+//    counters (all seq_cst). Whatever the interleaving, one of them sees the other and backs off;
+//  - payload bytes are ordinary memory: the owner writes them before it releases Ready; a reader acquires Ready
+//    before it reads them; a reader's release of its reference is acquired by the evictor before the slot gets
+//    a new owner.
 #pragma once
 
 #include <algorithm>
@@ -39,9 +41,9 @@ struct RingStatistics {
 class Ring : public RingSlots {
 public:
   // Maps the region behind `fd` and joins it. The caller holds the lifecycle lock and has made the file
-  // RingLayout(slots, payload_bytes).total bytes long. `geometry_digest`: the file is all zeros and gets its header here;
-  // null: slots and payload_bytes are those of the header. Throws std::system_error, or std::runtime_error when all
-  // participants are taken by the living.
+  // RingLayout(slots, payload_bytes).total bytes long. `geometry_digest`: the file is all zeros and gets its
+  // header here; null: slots and payload_bytes are those of the header. Throws std::system_error, or
+  // std::runtime_error when all participants are taken by the living.
   Ring(int fd, uint32_t slots, uint64_t payload_bytes, const uint8_t *geometry_digest)
       : RingSlots(fd, slots, payload_bytes),
         pid_(getpid()),
@@ -51,9 +53,10 @@ public:
   }
   ~Ring() { leave(); }
 
-  // Leaves the ring: own LOADING slots fail, own references go, waits in this process end. The caller holds the lifecycle
-  // lock. Addresses stay mapped until destruction but show private memory: a late copy of a careless caller neither
-  // crashes nor reaches what is shared. In a forked child it does nothing: the parent is still there.
+  // Leaves the ring: own LOADING slots fail, own references go, waits in this process end. The caller holds the
+  // lifecycle lock. Addresses stay mapped until destruction but show private memory: a late copy of a careless
+  // caller neither crashes nor reaches what is shared. In a forked child it does nothing: the parent is still
+  // there.
   void leave() {
     closing_.store(true);
     if (left_ || getpid() != pid_) return;
@@ -71,12 +74,14 @@ public:
   // Closes the descriptor: after leave(), or in a forked child, which must not keep the parent's locks alive.
   void close_descriptor() { region_.close_descriptor(); }
 
-  // Held during every call from outside: refuses after leave() and in a forked child, holds leave() off meanwhile.
+  // Held during every call from outside: refuses after leave() and in a forked child, holds leave() off
+  // meanwhile.
   class Use {
   public:
     explicit Use(const Ring &ring) : shared_(ring.use_, std::defer_lock) {
       if (getpid() != ring.pid_)
-        throw RingClosed("the ring was opened by process " + std::to_string(ring.pid_) + ": open it again after a fork");
+        throw RingClosed("the ring was opened by process " + std::to_string(ring.pid_) +
+                         ": open it again after a fork");
       if (!ring.closing_.load()) shared_.lock();
       if (ring.closing_.load()) throw RingClosed("the ring is closed");
     }
@@ -85,8 +90,8 @@ public:
     std::shared_lock<std::shared_mutex> shared_;
   };
 
-  // LOADING -> FAILED by the owner, waking all who wait, and gives the claim's reference back: the memory may be reused
-  // from here on, so no write may be on its way. Results as for publish.
+  // LOADING -> FAILED by the owner, waking all who wait, and gives the claim's reference back: the memory may
+  // be reused from here on, so no write may be on its way. Results as for publish.
   void abort(const int32_t *slots, const uint32_t *versions, size_t count, uint8_t *done) {
     std::for_each(slots, slots + count, [this](int32_t slot) { checked(slot); });
     Exclusive exclusive(*this);
@@ -101,7 +106,8 @@ public:
 
   using Clock = std::chrono::steady_clock;
 
-  // Sleeps until a slot that the caller has pinned leaves LOADING: Ready, Failed (aborted, or its owner died) or Timeout.
+  // Sleeps until a slot that the caller has pinned leaves LOADING: Ready, Failed (aborted, or its owner died)
+  // or Timeout.
   Outcome wait(int32_t slot, uint32_t version, Clock::time_point deadline) {
     std::atomic<uint64_t> &word = slot_[checked(slot)].word;
     for (;;) {
@@ -119,9 +125,10 @@ public:
     }
   }
 
-  // Claims `count` keys at once. READY and LOADING keys are pinned; each absent key gets a slot to fill (Owner, one
-  // reference) or NoSpace. Members of the batch are pinned from the start, so none evicts another. Keys in order of a
-  // prefix get slots such that the hand meets the tail first. A key named twice is Owner, then Loading at the same slot.
+  // Claims `count` keys at once. READY and LOADING keys are pinned; each absent key gets a slot to fill (Owner,
+  // one reference) or NoSpace. Members of the batch are pinned from the start, so none evicts another. Keys in
+  // order of a prefix get slots such that the hand meets the tail first. A key named twice is Owner, then
+  // Loading at the same slot.
   void claim(const Key *keys, size_t count, Claim *claims) {
     std::vector<size_t> absent;
     std::vector<uint32_t> taken;
@@ -138,7 +145,8 @@ public:
     allocate(absent.size(), taken);
     for (size_t j = 0; j < absent.size(); ++j) {
       const size_t i = absent[j];
-      claims[i] = j < taken.size() ? insert(keys[i], taken[taken.size() - 1 - j]) : Claim{-1, Outcome::kNoSpace, 0};
+      claims[i].outcome = Outcome::kNoSpace;
+      if (j < taken.size()) claims[i] = insert(keys[i], taken[taken.size() - 1 - j]);
     }
   }
 
@@ -197,15 +205,18 @@ private:
     std::unique_lock<std::mutex> threads_;
   };
 
-  // True when any participant holds a reference. Exclusive, as is all that follows: nobody joins or leaves meanwhile.
+  // True when any participant holds a reference. Exclusive, as is all that follows: nobody joins or leaves
+  // meanwhile.
   bool is_pinned(uint32_t slot) const {
-    for (uint64_t left = header_->participants; left != 0; left &= left - 1)
-      if (pins(slot, static_cast<uint32_t>(__builtin_ctzll(left))).load(std::memory_order_seq_cst) != 0) return true;
+    for (uint64_t left = header_->participants; left != 0; left &= left - 1) {
+      const auto k = static_cast<uint32_t>(__builtin_ctzll(left));
+      if (pins(slot, k).load(std::memory_order_seq_cst) != 0) return true;
+    }
     return false;
   }
 
-  // Moves a slot along one edge of kMoves, from whatever state it is in; throws when there is no such edge. Flags that
-  // others set meanwhile survive where the state machine keeps them.
+  // Moves a slot along one edge of kMoves, from whatever state it is in; throws when there is no such edge.
+  // Flags that others set meanwhile survive where the state machine keeps them.
   void move(uint32_t slot, SlotState to) {
     Word seen = load(slot);
     while (!slot_[slot].word.compare_exchange_weak(seen.bits, seen.moved(to).bits)) {
@@ -236,7 +247,8 @@ private:
     return emptied;
   }
 
-  // Pins a resident key. A FAILED stay of the key is taken out of the index, so that the key can be tried again now.
+  // Pins a resident key. A FAILED stay of the key is taken out of the index, so that the key can be tried again
+  // now.
   Claim pin_or_forget(const Key &key) {
     const Claim claim = pin(key);
     if (claim.slot >= 0) return claim;
@@ -262,8 +274,8 @@ private:
     return -1;
   }
 
-  // Appends up to `count` EMPTY slots to `taken`: free ones first, then victims. The dead are looked for when there is no
-  // other victim. One more fruitless sweep ends the whole batch, so the time is bounded.
+  // Appends up to `count` EMPTY slots to `taken`: free ones first, then victims. The dead are looked for when
+  // there is no other victim. One more fruitless sweep ends the whole batch, so the time is bounded.
   void allocate(size_t count, std::vector<uint32_t> &taken) {
     bool reaped = false;
     while (taken.size() < count) {
@@ -278,8 +290,8 @@ private:
     }
   }
 
-  // Puts `key` into an EMPTY slot that this call has taken, as LOADING with one reference of ours. A key that came
-  // earlier in the same batch is joined instead, and the slot goes back.
+  // Puts `key` into an EMPTY slot that this call has taken, as LOADING with one reference of ours. A key that
+  // came earlier in the same batch is joined instead, and the slot goes back.
   Claim insert(const Key &key, uint32_t slot) {
     const Claim twin = pin(key);
     if (twin.slot >= 0) {
@@ -393,8 +405,8 @@ private:
     for (uint32_t i = 0; i < header_->free_count; ++i)
       if (load(free_stack_[i]).state() != SlotState::kEmpty) return "a slot on the free stack is in use";
     if (empty != header_->free_count) return "an EMPTY slot is not on the free stack";
-    const uint64_t entries = index_.count([this](uint32_t slot) { return slot < slots_ && load(slot).pinnable(); });
-    return entries == filled ? "" : "the index has more entries than there are filled slots";
+    const auto is_filled = [this](uint32_t slot) { return slot < slots_ && load(slot).pinnable(); };
+    return index_.count(is_filled) == filled ? "" : "the index has more entries than there are filled slots";
   }
 
   const pid_t pid_;

@@ -1,5 +1,5 @@
-// The index of a ring: which slot may hold a key. A hint, never the truth: whoever follows an entry compares the key
-// that stands in the slot.
+// The index of a ring: which slot may hold a key. A hint, never the truth: whoever follows an entry compares
+// the key that stands in the slot.
 #pragma once
 
 #include <atomic>
@@ -7,8 +7,9 @@
 
 namespace ucm {
 
-// Open addressing with linear probing over `words` (a power of two, at most half of them used) in shared memory. An
-// entry is tag << 32 | (slot + 1), zero is unused. One writer at a time, any number of readers, none of them waits.
+// Open addressing with linear probing over `words` (a power of two, at most half of them used) in shared
+// memory. An entry is tag << 32 | (slot + 1), zero is unused. One writer at a time, any number of readers, none
+// of them waits.
 class RingIndex {
 public:
   RingIndex(std::atomic<uint64_t> *entries, uint64_t words) : entries_(entries), mask_(words - 1) {}
@@ -27,18 +28,19 @@ public:
 
   void insert(uint32_t tag, uint32_t slot) {
     uint64_t place = tag & mask_;
-    while (entries_[place].load(std::memory_order_relaxed) != 0) place = next(place);
+    while (load(place) != 0) place = next(place);
     entries_[place].store(entry(tag, slot), std::memory_order_release);
   }
 
-  // Removes one entry, if it is there, and pulls later ones of the run forward (each is copied before its old place
-  // becomes the hole), so that no tombstones gather. A reader may miss an entry that moves past it: a miss, no wrong hit.
+  // Removes one entry, if it is there, and pulls later ones of the run forward (each is copied before its old
+  // place becomes the hole), so that no tombstones gather. A reader may miss an entry that moves past it: a
+  // miss, no wrong hit.
   void erase(uint32_t tag, uint32_t slot) {
     uint64_t hole = tag & mask_;
-    for (uint64_t seen; (seen = entries_[hole].load(std::memory_order_relaxed)) != entry(tag, slot); hole = next(hole))
+    uint64_t seen;
+    for (; (seen = load(hole)) != entry(tag, slot); hole = next(hole))
       if (seen == 0) return;
-    for (uint64_t place = next(hole), seen; (seen = entries_[place].load(std::memory_order_relaxed)) != 0;
-         place = next(place)) {
+    for (uint64_t place = next(hole); (seen = load(place)) != 0; place = next(place)) {
       const uint64_t from_home = (place - tag_of(seen)) & mask_, from_hole = (place - hole) & mask_;
       if (from_home < from_hole) continue;  // its home lies behind the hole: there it would never be found
       entries_[hole].store(seen, std::memory_order_release);
@@ -56,7 +58,7 @@ public:
   uint64_t count(Counts counts) const {
     uint64_t total = 0;
     for (uint64_t place = 0; place <= mask_; ++place) {
-      const uint64_t seen = entries_[place].load(std::memory_order_relaxed);
+      const uint64_t seen = load(place);
       total += seen != 0 && counts(slot_of(seen));
     }
     return total;
@@ -66,6 +68,7 @@ private:
   static uint64_t entry(uint32_t tag, uint32_t slot) { return static_cast<uint64_t>(tag) << 32 | (slot + 1); }
   static uint32_t tag_of(uint64_t entry) { return static_cast<uint32_t>(entry >> 32); }
   static uint32_t slot_of(uint64_t entry) { return static_cast<uint32_t>(entry) - 1; }
+  uint64_t load(uint64_t place) const { return entries_[place].load(std::memory_order_relaxed); }
   uint64_t next(uint64_t place) const { return (place + 1) & mask_; }
 
   std::atomic<uint64_t> *entries_;

@@ -9,8 +9,9 @@
 //   [pins, payload)        uint32 pins[slots][64]: references, one counter per slot and participant
 //   [payload, end)         slots x payload_bytes, 4096-aligned: address = base + payload + slot x payload_bytes
 //
-// Liveness is a lock, never a pid: participant k holds byte k of the file as an OFD lock for as long as it lives,
-// byte 64 is the exclusive lock (structure), byte 65 the lifecycle lock (create, join, leave; taken by the caller).
+// Liveness is a lock, never a pid: participant k holds byte k of the file as an OFD lock for as long as it
+// lives, byte 64 is the exclusive lock (structure), byte 65 the lifecycle lock (create, join, leave; taken by
+// the caller).
 #pragma once
 
 #include <fcntl.h>
@@ -44,15 +45,15 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
 
 enum class SlotState : uint32_t { kEmpty = 0, kLoading = 1, kReady = 2, kFailed = 3, kClosing = 4 };
 
-// Who may move a slot along an edge; kExclusive = the holder of the exclusive lock. kNobody = the move is illegal: it
-// throws and leaves the slot as it was.
+// Who may move a slot along an edge; kExclusive = the holder of the exclusive lock. kNobody = the move is
+// illegal: it throws and leaves the slot as it was.
 enum class Mover : uint8_t { kNobody, kOwner, kExclusive, kOwnerOrExclusive };
 
 inline constexpr Mover kNone = Mover::kNobody, kOwn = Mover::kOwner, kExcl = Mover::kExclusive,
                        kBoth = Mover::kOwnerOrExclusive;
 
-// The state machine. Closing is a victim's short stop on the way out: pinners that see it back off, and the evictor looks
-// at the references once more before it empties the slot or puts it back.
+// The state machine. Closing is a victim's short stop on the way out: pinners that see it back off, and the
+// evictor looks at the references once more before it empties the slot or puts it back.
 inline constexpr Mover kMoves[5][5] = {
     // to:      Empty  Loading Ready  Failed Closing
     /* Empty   */ {kNone, kExcl, kNone, kNone, kNone},
@@ -106,8 +107,8 @@ struct Key {
 
 struct alignas(64) Slot {
   std::atomic<uint64_t> word;
-  // Written only while the slot is Empty and off the free stack, i.e. before the release of Loading; a reader that
-  // saw Loading or Ready before and the same version after its comparison compared a key at rest.
+  // Written only while the slot is Empty and off the free stack, i.e. before the release of Loading; a reader
+  // that saw Loading or Ready before and the same version after its comparison compared a key at rest.
   std::atomic<uint64_t> key[4];
   // Participant that fills the slot; meaningful while Loading, written before Loading is released.
   std::atomic<uint32_t> owner;
@@ -134,11 +135,12 @@ struct Header {
   uint32_t slots;
   uint64_t payload_bytes;
   uint8_t geometry_digest[32];
-  // Non-zero while somebody is inside the exclusive section. Found non-zero by the next holder of the lock: the last
-  // one died in there, and the index and the free stack are rebuilt from the slots.
+  // Non-zero while somebody is inside the exclusive section. Found non-zero by the next holder of the lock: the
+  // last one died in there, and the index and the free stack are rebuilt from the slots.
   std::atomic<uint32_t> dirty;
-  // CLOCK hand: the next slot to look at, in [0, slots). It clears accessed bits as it passes; a slot that it meets
-  // again with the bit still clear and no reference is the victim. At most two rounds per victim, then NO_SPACE.
+  // CLOCK hand: the next slot to look at, in [0, slots). It clears accessed bits as it passes; a slot that it
+  // meets again with the bit still clear and no reference is the victim. At most two rounds per victim, then
+  // NO_SPACE.
   uint32_t hand;
   uint32_t free_count;
   uint64_t participants;  // bit k: entry k is taken (by a living or a not yet reaped participant)
@@ -166,7 +168,8 @@ struct RingLayout {
   static uint64_t round_up(uint64_t bytes) { return (bytes + kRingPage - 1) / kRingPage * kRingPage; }
 };
 
-// The mapped region and our own descriptor of it (same open file description as the one given, hence the same locks).
+// The mapped region and our own descriptor of it (same open file description as the one given, hence the same
+// locks).
 class Region {
 public:
   Region(int fd, uint64_t bytes) : bytes_(bytes), fd_(fcntl(fd, F_DUPFD_CLOEXEC, 0)) {
@@ -206,8 +209,9 @@ private:
   uint8_t *base_ = nullptr;
 };
 
-// One OFD lock request on one byte. OFD locks belong to the open file description: two threads of one description
-// never conflict (a mutex goes in front), and the kernel lets go when the last descriptor closes, kill -9 included.
+// One OFD lock request on one byte. OFD locks belong to the open file description: two threads of one
+// description never conflict (a mutex goes in front), and the kernel lets go when the last descriptor closes,
+// kill -9 included.
 inline struct flock byte_lock(uint32_t byte, short type) {
   struct flock request {};
   request.l_type = type;

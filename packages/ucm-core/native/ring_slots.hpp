@@ -1,4 +1,5 @@
-// One participant's view of the slots: what happens per block, all of it lock-free. See ring.hpp for the memory order.
+// One participant's view of the slots: what happens per block, all of it lock-free. See ring.hpp for the memory
+// order.
 #pragma once
 
 #include "ring_index.hpp"
@@ -9,6 +10,7 @@ namespace ucm {
 // What became of one key of a claim, a pin or a wait. The numbers are part of the Python API.
 enum class Outcome : uint8_t { kOwner, kReady, kLoading, kNoSpace, kFailed, kTimeout, kAbsent };
 
+// The slots of a mapped region. Not used by itself: a Ring joins as a participant.
 class RingSlots {
 public:
   struct Claim {
@@ -30,8 +32,8 @@ public:
     return region_.at<uint8_t>(layout_.payload + checked(slot) * payload_bytes_);
   }
 
-  // True when `key` is READY now. Takes nothing: the block may be gone the next moment. A false "no" is possible while
-  // the structure changes, a false "yes" is not.
+  // True when `key` is READY now. Takes nothing: the block may be gone the next moment. A false "no" is
+  // possible while the structure changes, a false "yes" is not.
   bool lookup(const Key &key) const {
     const Found found = find(key);
     if (found.slot < 0 || found.word.state() != SlotState::kReady) return false;
@@ -58,9 +60,9 @@ public:
   bool release(int32_t slot) {
     std::atomic<uint32_t> &count = pins(checked(slot), self_);
     uint32_t held = count.load(std::memory_order_relaxed);
-    while (held != 0)
-      if (count.compare_exchange_weak(held, held - 1, std::memory_order_release, std::memory_order_relaxed)) return true;
-    return false;
+    while (held != 0 && !count.compare_exchange_weak(held, held - 1, std::memory_order_release)) {
+    }
+    return held != 0;
   }
 
   // Sets the accessed bit of a resident key; takes no reference.
@@ -69,10 +71,12 @@ public:
     if (found.slot >= 0) mark_accessed(found.slot, found.word);
   }
 
-  // LOADING -> READY by the owner, waking all who wait. `version` from the claim stops a late writer; null accepts the
-  // present stay. False, and nothing changes, unless this participant owns a LOADING slot of that version. The reference
-  // of the claim stays until release().
-  bool publish(int32_t slot, const uint32_t *version) { return settle(checked(slot), version, SlotState::kReady); }
+  // LOADING -> READY by the owner, waking all who wait. `version` from the claim stops a late writer; null
+  // accepts the present stay. False, and nothing changes, unless this participant owns a LOADING slot of that
+  // version. The reference of the claim stays until release().
+  bool publish(int32_t slot, const uint32_t *version) {
+    return settle(checked(slot), version, SlotState::kReady);
+  }
 
 protected:
   // Maps the region behind `fd`, which is RingLayout(slots, payload_bytes).total bytes long.
@@ -103,13 +107,15 @@ protected:
     return static_cast<uint32_t>(slot);
   }
 
-  // The slot that holds `key`, in any state but Empty and Closing, and its word as it was when the key was compared.
+  // The slot that holds `key`, in any state but Empty and Closing, and its word as it was when the key was
+  // compared.
   Found find(const Key &key) const {
     Word word;
     const int64_t slot = index_.find(key.tag(), [&](uint32_t candidate) {
       if (candidate >= slots_) return false;
       word = load(candidate);
-      return word.state() != SlotState::kEmpty && word.state() != SlotState::kClosing && slot_[candidate].holds(key);
+      const bool filled = word.state() != SlotState::kEmpty && word.state() != SlotState::kClosing;
+      return filled && slot_[candidate].holds(key);
     });
     return {static_cast<int32_t>(slot), word};
   }

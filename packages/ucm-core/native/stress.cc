@@ -1,9 +1,10 @@
 // The race test of the ring, for sanitizers: Python calls are serialised by the GIL, these are not.
 //
 //   stress threads SECONDS     many threads of one participant
-//   stress processes SECONDS   processes with threads, killed at any instruction and replaced (fork: not under TSan)
+//   stress processes SECONDS   processes with threads, killed anywhere and replaced (forks: not under TSan)
 //
-// Every payload is a function of its key, so any wrong byte seen under a reference is found. Exit status 0 = all well.
+// Every payload is a function of its key, so any wrong byte seen under a reference is found. Exit status 0 =
+// all well.
 #include <sys/wait.h>
 
 #include <csignal>
@@ -141,7 +142,8 @@ void check_balances(Ring &ring) {
 
 int new_region() {
   const int fd = memfd_create("ucm-stress", MFD_CLOEXEC);
-  require(fd >= 0 && ftruncate(fd, static_cast<off_t>(ucm::RingLayout(kSlots, kPayloadBytes).total)) == 0, "memfd");
+  const auto bytes = static_cast<off_t>(ucm::RingLayout(kSlots, kPayloadBytes).total);
+  require(fd >= 0 && ftruncate(fd, bytes) == 0, "memfd");
   return fd;
 }
 
@@ -176,7 +178,8 @@ void stop(pid_t pid) {
   kill(pid, SIGKILL);
   int status = 0;
   require(waitpid(pid, &status, 0) == pid, "waitpid");
-  require(WIFSIGNALED(status) ? WTERMSIG(status) == SIGKILL : WEXITSTATUS(status) == 0, "a process found a fault");
+  const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+  require(killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0), "a process found a fault");
 }
 
 void run_processes(int seconds) {
@@ -204,7 +207,8 @@ void check_moves() {
     for (uint64_t to = 0; to < 5; ++to) {
       bool moved = true;
       try {
-        require((ucm::Word{from}.moved(static_cast<ucm::SlotState>(to)).bits & ucm::Word::kState) == to, "a move went astray");
+        const auto arrived = ucm::Word{from}.moved(static_cast<ucm::SlotState>(to)).state();
+        require(arrived == static_cast<ucm::SlotState>(to), "a move went astray");
       } catch (const std::logic_error &) {
         moved = false;
       }

@@ -84,3 +84,75 @@ def touch_objects(directory: bytes, names: list[bytes]) -> NDArray[np.uint8]:
 
 def probe_direct(directory: bytes, temporary_name: bytes = ...) -> bool:
     """Whether an aligned O_DIRECT write and read go through in `directory`; leaves no file behind."""
+
+RING_MAGIC: bytes
+RING_VERSION: int
+RING_PARTICIPANTS: int
+RING_LIFECYCLE_BYTE: int
+
+def ring_bytes(slots: int, payload_bytes: int) -> int:
+    """Size of the region of a ring.  ValueError unless `payload_bytes` is a positive multiple of 4096."""
+
+def ring_header(fd: int) -> tuple[int, int, int, bytes] | None:
+    """Header version, slots, payload bytes and geometry digest of a region; None when it is no ring."""
+
+class Ring:
+    """A participant of a ring: the calls of `ucm_core.store.ring.Ring`, which says what they mean.
+
+    `fd` is a region of `ring_bytes(slots, payload_bytes)` bytes whose lifecycle lock is held; the object
+    keeps a descriptor of its own.  With a digest the region is all zeros and gets its header here; with
+    None the arguments are those of the header.  Keys are uint8[n, 32]; results are fresh arrays.
+    """
+
+    def __init__(self, fd: int, slots: int, payload_bytes: int, geometry_digest: bytes | None) -> None: ...
+    @property
+    def fd(self) -> int:
+        """Descriptor of the region, with the open file description that holds our locks; -1 when closed."""
+
+    @property
+    def slots(self) -> int: ...
+    @property
+    def payload_bytes(self) -> int: ...
+    @property
+    def participant(self) -> int: ...
+    def lookup(self, keys: NDArray[np.uint8]) -> NDArray[np.uint8]: ...
+    def claim(
+        self, keys: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint32]]:
+        """Slots, outcomes and versions."""
+
+    def pin(self, keys: NDArray[np.uint8]) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint32]]:
+        """Slots, outcomes and versions."""
+
+    def wait(
+        self, slots: NDArray[np.int32], versions: NDArray[np.uint32], timeout_s: float
+    ) -> NDArray[np.uint8]:
+        """Outcomes."""
+
+    def publish(
+        self, slots: NDArray[np.int32], versions: NDArray[np.uint32] | None = None
+    ) -> NDArray[np.uint8]:
+        """1 where done, 0 where refused."""
+
+    def abort(
+        self, slots: NDArray[np.int32], versions: NDArray[np.uint32] | None = None
+    ) -> NDArray[np.uint8]:
+        """1 where done, 0 where refused."""
+
+    def release(self, slots: NDArray[np.int32]) -> NDArray[np.uint8]:
+        """1 where done, 0 where no reference was held."""
+
+    def touch(self, keys: NDArray[np.uint8]) -> None: ...
+    def drop(self, keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """1 where dropped."""
+
+    def addresses(self, slots: NDArray[np.int32]) -> NDArray[np.int64]: ...
+    def statistics(self) -> dict[str, int]: ...
+    def check_integrity(self) -> str:
+        """The first contradiction in words, empty when there is none."""
+
+    def leave(self) -> None:
+        """Leave the ring for good, under the lifecycle lock; later calls raise ClosedError."""
+
+    def close_descriptor(self) -> None:
+        """Close `fd`: after `leave`, or in a forked child."""

@@ -1,0 +1,186 @@
+"""Regions of shared memory that processes create, join and leave; none outlives its last user for long.
+
+A region is the file ``/dev/shm/ucm-<uid>-<name>``. Who lives is told by locks on bytes of that file, never by
+pids: participant k of a ring holds byte k for as long as it lives, and whoever creates, joins, leaves or
+removes a region holds the lifecycle byte meanwhile. A region without a living participant is garbage: it is
+made anew when its name is opened, and removed when any other is.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ucm_core import _native
+from ucm_core.errors import NoSpace, StoreError
+
+DIRECTORY = Path("/dev/shm")  # noqa: S108 - names carry the user, links are refused
+
+_FLOCK = struct.Struct("hhqqi0q")  # type, whence, start, length, pid
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A region whose lifecycle lock is held."""
+
+    descriptor: int
+    """Open for reading and writing until the context ends."""
+    path: Path
+    fresh: bool
+    """Nobody lives in it and it is empty: the caller makes it."""
+
+
+@contextmanager
+def enter(name: str) -> Iterator[Entered]:
+    """Hold the lifecycle lock of the region ``name``, created when absent or dead.
+
+    A fresh region is removed again when the body raises. Raises StoreError when the file is not ours.
+    """
+    path = _path(name)
+    descriptor = _open_locked(path)
+    fresh = os.fstat(descriptor).st_size == 0
+    try:
+        yield Entered(descriptor, path, fresh)
+    except BaseException:
+        if fresh:
+            path.unlink(missing_ok=True)
+        raise
+    finally:
+        _set_lock(descriptor, fcntl.F_UNLCK)
+        os.close(descriptor)
+
+
+def leave(descriptor: int, path: Path | None, *, leave_ring: Callable[[], None]) -> None:
+    """Call ``leave_ring`` under the lifecycle lock, then remove the region if nobody lives there any more."""
+    _set_lock(descriptor, fcntl.F_WRLCK)
+    try:
+        leave_ring()
+        if path is not None and _is_named(descriptor) and not _has_participants(descriptor):
+            path.unlink(missing_ok=True)
+    finally:
+        _set_lock(descriptor, fcntl.F_UNLCK)
+
+
+def allocate(region: Entered, size: int) -> None:
+    """Give a fresh region ``size`` bytes that are really there: no later access can fail for lack of memory.
+
+    Raises NoSpace with the size needed and the size there.
+    """
+    os.pwrite(region.descriptor, _native.RING_MAGIC, 0)  # from here on a leftover is known as ours
+    there = os.fstatvfs(region.descriptor)
+    free = there.f_bavail * there.f_frsize
+    if there.f_blocks and size > free:  # no blocks = a file system without a limit
+        raise NoSpace(_no_space(region.path, size, free))
+    try:
+        os.posix_fallocate(region.descriptor, 0, size)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise NoSpace(_no_space(region.path, size, free)) from error
+        raise
+
+
+def sweep() -> list[Path]:
+    """Remove this user's regions that nobody lives in, and return them. Others' files and the living stay."""
+    return [path for path in DIRECTORY.glob(f"ucm-{os.geteuid()}-*") if _remove_if_dead(path)]
+
+
+def _path(name: str) -> Path:
+    if not name or "/" in name:
+        raise StoreError(f"a region's name is a plain file name, not {name!r}")
+    return DIRECTORY / f"ucm-{os.geteuid()}-{name}"
+
+
+def _no_space(path: Path, needed: int, there: int) -> str:
+    return f"{path} needs {needed} bytes of shared memory, {there} are free: give the ring fewer slots"
+
+
+def _open_locked(path: Path) -> int:
+    while True:
+        descriptor = _open(path)
+        try:
+            _set_lock(descriptor, fcntl.F_WRLCK)
+            dead = os.fstat(descriptor).st_size > 0 and not _has_participants(descriptor)
+            if _is_named(descriptor) and not dead:
+                return descriptor
+            if dead and _is_named(descriptor):
+                path.unlink()  # made anew under the same name; whoever still maps the old one keeps it
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    try:
+        descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be opened as shared memory: {error.strerror}") from error
+    if not _is_ours(os.fstat(descriptor)):
+        owner = os.fstat(descriptor).st_uid
+        os.close(descriptor)
+        raise StoreError(
+            f"{path} belongs to user {owner}, not to {os.geteuid()}: remove it or use another root"
+        )
+    return descriptor
+
+
+def _remove_if_dead(path: Path) -> bool:
+    try:
+        if not _is_ours(path.lstat()):
+            return False
+        descriptor = os.open(path, _FLAGS)
+    except OSError:  # gone meanwhile, or not for us
+        return False
+    try:
+        if not _try_lock(descriptor) or not _is_garbage(descriptor):
+            return False
+        path.unlink()
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _is_garbage(descriptor: int) -> bool:
+    magic = os.pread(descriptor, len(_native.RING_MAGIC), 0)
+    return magic in {b"", _native.RING_MAGIC} and _is_named(descriptor) and not _has_participants(descriptor)
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def _is_named(descriptor: int) -> bool:
+    """Whether the file still has its name: only the holder of the lifecycle lock removes it."""
+    return os.fstat(descriptor).st_nlink > 0
+
+
+def _set_lock(descriptor: int, kind: int) -> None:
+    """Take (waiting) or give back the lifecycle byte."""
+    request = _FLOCK.pack(kind, os.SEEK_SET, _native.RING_LIFECYCLE_BYTE, 1, 0)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, request)
+
+
+def _try_lock(descriptor: int) -> bool:
+    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _native.RING_LIFECYCLE_BYTE, 1, 0)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
+    except OSError as error:
+        if error.errno in {errno.EAGAIN, errno.EACCES}:
+            return False
+        raise
+    return True
+
+
+def _has_participants(descriptor: int) -> bool:
+    """Whether any other open file holds a participant's byte."""
+    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, _native.RING_PARTICIPANTS, 0)
+    kind: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request))[0]
+    return kind != fcntl.F_UNLCK

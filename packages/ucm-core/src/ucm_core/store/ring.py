@@ -1,0 +1,287 @@
+"""The host ring: fixed-size slots of shared memory that hold blocks by content, for all processes of a node.
+
+A reference keeps a slot from being reused. These calls take and give references, always one per key and call:
+
+=========  ================================================================================
+`claim`    takes one on every slot it returns (``OWNER``, ``READY``, ``LOADING``)
+`pin`      takes one on every slot it returns (``READY``, ``LOADING``)
+`publish`  takes and gives none: the owner may read on, and releases when it is done
+`abort`    gives the claim's back: the owner's memory may be reused at once
+`release`  gives one back
+`close`    gives all back; so does the death of the process, noticed by whoever needs room or waits
+=========  ================================================================================
+
+Eviction is CLOCK. Its guarantee: among slots that nobody references, one that was hit (claimed or pinned
+again, or touched) since the hand last passed outlives every one that was not; of keys claimed in one batch in
+the order of a prefix and not hit since, the tail goes first. A prefix that outgrows the ring keeps its head
+only while the head is referenced or touched between claims.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm_core import _native
+from ucm_core.errors import ClosedError, StoreError
+from ucm_core.store import region
+
+Keys = npt.NDArray[np.uint8]
+Slots = npt.NDArray[np.int32]
+Versions = npt.NDArray[np.uint32]
+Mask = npt.NDArray[np.bool_]
+
+
+class Outcome(IntEnum):
+    """What became of one key of a claim, a pin or a wait."""
+
+    OWNER = 0
+    """The slot is ours to fill; then `Ring.publish` or `Ring.abort`."""
+    READY = 1
+    """The block is there and may be read."""
+    LOADING = 2
+    """Somebody else fills the slot; `Ring.wait`."""
+    NO_SPACE = 3
+    """Every slot is referenced: two rounds of the clock found no victim."""
+    FAILED = 4
+    """The owner gave up or died; release and claim again."""
+    TIMEOUT = 5
+    """Still loading when the time was over."""
+    ABSENT = 6
+    """The ring does not hold the key (`Ring.pin` only)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Claims:
+    """One entry per key of a claim or pin."""
+
+    slots: Slots
+    """``int32[n]``; -1 = none, and then no reference either."""
+    outcome: npt.NDArray[np.uint8]
+    """``uint8[n]`` of `Outcome`."""
+    version: Versions
+    """``uint32[n]``; (slot, version) names this stay of this key, for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingStatistics:
+    """A ring at one moment; slots unless said otherwise."""
+
+    empty: int
+    loading: int
+    ready: int
+    failed: int
+    pinned: int
+    """With at least one reference, of any participant."""
+    own_references: int
+    """References that this participant holds."""
+    participants: int
+    evictions: int
+    """Blocks evicted since the region was made, by all participants."""
+    reaped: int
+    """Participants found dead since then."""
+    repairs: int
+    """Times that the structure was rebuilt because a process died while it changed it."""
+
+
+class Ring:
+    """One process's share of a ring, made by `Ring.open`. Calls may come from any thread; none holds the GIL.
+
+    Calls after `close`, and calls in a forked child, raise ClosedError. Slots out of range are an IndexError.
+    """
+
+    def __init__(self, native: _native.Ring, path: Path | None) -> None:
+        self._native = native
+        self._close = weakref.finalize(self, _leave, native, path, os.getpid())
+        _open_here.add(native)
+
+    @classmethod
+    def open(cls, name: str | None, *, slots: int, payload_bytes: int, geometry_digest: bytes) -> Self:
+        """Create the ring ``name`` of this user, or join it; None = a private one without a name.
+
+        A ring that lives keeps its own number of slots. Raises StoreError when it differs in anything else,
+        NoSpace when shared memory is too small. Removes regions of this user that nobody lives in any more.
+        """
+        size = _native.ring_bytes(slots, payload_bytes)
+        if name is None:
+            return cls(_open_private(size, slots, payload_bytes, geometry_digest), None)
+        region.sweep()
+        with region.enter(name) as entered:
+            if entered.fresh:
+                region.allocate(entered, size)
+                native = _native.Ring(entered.descriptor, slots, payload_bytes, geometry_digest)
+            else:
+                living = _check_header(entered, payload_bytes, geometry_digest)
+                native = _join(entered, living, payload_bytes)
+            return cls(native, entered.path)
+
+    @property
+    def slots(self) -> int:
+        """How many slots the ring has."""
+        return self._native.slots
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of one slot's payload."""
+        return self._native.payload_bytes
+
+    @property
+    def participant(self) -> int:
+        """Number of this participant in the ring, in [0, 64)."""
+        return self._native.participant
+
+    def lookup(self, keys: Keys) -> npt.NDArray[np.uint8]:
+        """``uint8[n]``, 1 = READY now; takes no reference and marks nothing. ``keys`` is ``uint8[n, 32]``."""
+        return self._native.lookup(np.ascontiguousarray(keys))
+
+    def claim(self, keys: Keys) -> Claims:
+        """Take a reference on every key that is there or coming, and an empty slot to fill for every other.
+
+        No key of a batch evicts another. A key that stands twice in it is OWNER, then LOADING at the same
+        slot.
+        """
+        return Claims(*self._native.claim(np.ascontiguousarray(keys)))
+
+    def pin(self, keys: Keys) -> Claims:
+        """Take a reference on every key that is there or coming; others are ABSENT.
+
+        A key whose slot is just being looked at by an evictor may be called absent although it stays.
+        """
+        return Claims(*self._native.pin(np.ascontiguousarray(keys)))
+
+    def wait(self, slots: Slots, versions: Versions, timeout_s: float) -> npt.NDArray[np.uint8]:
+        """Wait until referenced slots are no longer loading: ``uint8[n]`` of READY, FAILED or TIMEOUT.
+
+        The death of an owner is noticed within a fraction of a second and makes FAILED. References stay.
+        """
+        return self._native.wait(_slots(slots), np.ascontiguousarray(versions, dtype=np.uint32), timeout_s)
+
+    def publish(self, slots: Slots, versions: Versions | None = None) -> Mask:
+        """Declare owned slots full and wake those who wait. The references stay.
+
+        False = refused, nothing changed: the slot is no longer loading for us. Give ``versions`` where
+        another thread of this process may have aborted the claim in between.
+        """
+        return self._native.publish(_slots(slots), versions).view(np.bool_)
+
+    def abort(self, slots: Slots, versions: Versions | None = None) -> Mask:
+        """Give owned slots up unfilled, with their references; wake those who wait. Results as in `publish`.
+
+        The memory may be another block's at once: no write to it may be on its way any more.
+        """
+        return self._native.abort(_slots(slots), versions).view(np.bool_)
+
+    def release(self, slots: Slots) -> None:
+        """Give one reference back per slot. Raises StoreError, after the rest, for slots we hold none of."""
+        wanted = _slots(slots)
+        done = self._native.release(wanted).view(np.bool_)
+        if not done.all():
+            raise StoreError(
+                f"slots {wanted[~done].tolist()} hold no reference of participant {self.participant}"
+            )
+
+    def touch(self, keys: Keys) -> None:
+        """Mark resident keys as used, for the clock."""
+        self._native.touch(np.ascontiguousarray(keys))
+
+    def drop(self, keys: Keys) -> Mask:
+        """Forget READY keys that nobody references; True = it was there and is gone."""
+        return self._native.drop(np.ascontiguousarray(keys)).view(np.bool_)
+
+    def addresses(self, slots: Slots) -> npt.NDArray[np.int64]:
+        """``int64[n]`` addresses of payloads, 4096-aligned: read while referenced, written by the owner."""
+        return self._native.addresses(_slots(slots))
+
+    def statistics(self) -> RingStatistics:
+        """The ring at this moment; looks at every slot."""
+        counts = self._native.statistics()
+        return RingStatistics(**{field.name: counts[field.name] for field in fields(RingStatistics)})
+
+    def check_integrity(self) -> None:
+        """Raise StoreError when index, free slots, states or references contradict each other."""
+        problem = self._native.check_integrity()
+        if problem:
+            raise StoreError(f"the ring is inconsistent: {problem}")
+
+    def close(self) -> None:
+        """Leave the ring; our claims that are still loading fail. The last to leave removes the region."""
+        self._close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._close.alive
+
+    def __enter__(self) -> Self:
+        if self.closed:
+            raise ClosedError("the ring is closed")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_open_here: weakref.WeakSet[_native.Ring] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    """A forked child must not keep its parent's locks alive: the parent's death would go unnoticed."""
+    for native in _open_here:
+        native.close_descriptor()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def _leave(native: _native.Ring, path: Path | None, opened_by: int) -> None:
+    if os.getpid() == opened_by:
+        region.leave(native.fd, path, leave_ring=native.leave)
+    native.close_descriptor()
+
+
+def _open_private(size: int, slots: int, payload_bytes: int, geometry_digest: bytes) -> _native.Ring:
+    descriptor = os.memfd_create("ucm-ring", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, size)
+        return _native.Ring(descriptor, slots, payload_bytes, geometry_digest)
+    finally:
+        os.close(descriptor)
+
+
+def _check_header(entered: region.Entered, payload_bytes: int, geometry_digest: bytes) -> int:
+    """Return the number of slots of a living ring; StoreError when it is not the same kind of ring."""
+    header = _native.ring_header(entered.descriptor)
+    if header is None:
+        raise StoreError(f"{entered.path} is in use and is not a ring")
+    version, slots, living_bytes, living_digest = header
+    pairs = {
+        "header version": (version, _native.RING_VERSION),
+        "payload bytes": (living_bytes, payload_bytes),
+        "geometry digest": (living_digest.hex(), geometry_digest.hex()),
+        "file size": (os.fstat(entered.descriptor).st_size, _native.ring_bytes(slots, payload_bytes)),
+    }
+    for what, (there, wanted) in pairs.items():
+        if there != wanted:
+            raise StoreError(f"{entered.path} is in use with {what} {there}, not {wanted}: use another root")
+    return slots
+
+
+def _join(entered: region.Entered, slots: int, payload_bytes: int) -> _native.Ring:
+    try:
+        return _native.Ring(entered.descriptor, slots, payload_bytes, None)
+    except RuntimeError as error:
+        raise StoreError(f"{entered.path} cannot be joined: {error}") from error
+
+
+def _slots(slots: Slots) -> Slots:
+    return np.ascontiguousarray(slots, dtype=np.int32)
