@@ -51,7 +51,7 @@ def test_pieces_move_every_token_to_its_place_exactly_once(
     begin, end = first_block * block_tokens, (first_block + block_count) * block_tokens
     page_ids = np.random.default_rng(seed).permutation(1000)[: -(-end // page_tokens)]
     pieces = layout(page_tokens).pieces(
-        begin, block_tokens, page_ids, from_token=from_token, block_count=block_count
+        begin, block_tokens, page_ids=page_ids, from_token=from_token, block_count=block_count
     )
     expected = {
         ((token - begin) // block_tokens, (token - begin) % block_tokens): (
@@ -66,7 +66,7 @@ def test_pieces_move_every_token_to_its_place_exactly_once(
 
 
 def test_pieces_stay_inside_one_page_and_one_block_and_are_as_long_as_they_can_be():
-    pieces = layout(16).pieces(24, 24, [9, 8, 7, 6, 5], block_count=2)
+    pieces = layout(16).pieces(24, 24, page_ids=[9, 8, 7, 6, 5], block_count=2)
     assert pieces.tolist() == [
         [0, 0, 8, 8, 8],
         [0, 8, 7, 0, 16],
@@ -77,12 +77,12 @@ def test_pieces_stay_inside_one_page_and_one_block_and_are_as_long_as_they_can_b
 
 def test_what_the_engine_holds_is_left_out():
     # Case C-29: engine page 16, block 64, 80 local tokens, block [64, 128): pages 5, 6 and 7 only.
-    pieces = layout(16).pieces(64, 64, range(100, 108), from_token=80)
+    pieces = layout(16).pieces(64, 64, page_ids=range(100, 108), from_token=80)
     assert pieces.tolist() == [[0, 16, 105, 0, 16], [0, 32, 106, 0, 16], [0, 48, 107, 0, 16]]
 
 
 def test_nothing_is_left_when_the_engine_holds_everything():
-    assert layout(16).pieces(0, 64, range(4), from_token=64).shape == (0, 5)
+    assert layout(16).pieces(0, 64, page_ids=range(4), from_token=64).shape == (0, 5)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_nothing_is_left_when_the_engine_holds_everything():
 )
 def test_a_block_outside_the_page_table_is_refused(begin, block_tokens, message):
     with pytest.raises(LayoutError, match=message):
-        layout(16).pieces(begin, block_tokens, range(7))
+        layout(16).pieces(begin, block_tokens, page_ids=range(7))
 
 
 def test_the_table_has_the_columns_in_order():

@@ -100,8 +100,8 @@ class EngineLayout:
         self,
         block_begin_token: int,
         block_tokens: int,
-        page_ids: Sequence[int] | npt.NDArray[np.integer],
         *,
+        page_ids: Sequence[int] | npt.NDArray[np.integer],
         from_token: int = 0,
         block_count: int = 1,
     ) -> npt.NDArray[np.int64]:

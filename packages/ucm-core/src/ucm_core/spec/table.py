@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 from ucm_core.errors import SpecError
@@ -30,60 +29,47 @@ MAX_ALIGNMENT_TOKENS = 1_048_576
 """Above this common multiple no request of a real length could resume; such a table is refused."""
 
 
-@dataclass(frozen=True)
-class SpecTable:
-    """All rows of a model and the grain of its prefix chain; immutable.
+def _derived() -> Any:
+    """Return a field that is neither given nor compared: it follows from the others."""
+    return field(init=False, repr=False, compare=False)
 
-    Not slotted, because the derived values below are computed once and kept.
-    """
+
+@dataclass(frozen=True, slots=True)
+class SpecTable:
+    """All rows of a model and the grain of its prefix chain; immutable."""
 
     rows: tuple[SpecRow, ...]
     """In order of first layer, by convention; the digest does not depend on it."""
     grain_tokens: int
     """Tokens per step of the prefix chain."""
+    chain_rows: tuple[SpecRow, ...] = _derived()
+    """Rows that vote on the depth of a hit."""
+    snapshot_rows: tuple[SpecRow, ...] = _derived()
+    """Rows that vote on where to resume."""
+    follower_rows: tuple[SpecRow, ...] = _derived()
+    """Rows that only clamp at load."""
+    alignment_tokens: int = _derived()
+    """Exact lcm of the chain rows' block sizes; the grain when there is no chain row."""
+    digest: bytes = _derived()
+    """32 bytes over what the stored bytes mean: neither row order nor deployment facts enter."""
 
     def __post_init__(self) -> None:
-        """Raise SpecError when rows do not fit together."""
-        object.__setattr__(self, "rows", tuple(self.rows))
+        """Derive what follows from the rows; SpecError when they do not fit together."""
+        self._derive("rows", tuple(self.rows))
         if not is_count(self.grain_tokens):
             raise SpecError(f"grain_tokens is {self.grain_tokens}, must be at least 1")
         refuse_repeats("the table has the row", (row.name for row in self.rows))
+        self._derive("chain_rows", self._of_kind(RowKind.CHAIN))
+        self._derive("snapshot_rows", self._of_kind(RowKind.SNAPSHOT))
+        self._derive("follower_rows", self._of_kind(RowKind.FOLLOWER))
         for row in self.chain_rows:
             self._check_grain(row)
         for row in self.follower_rows:
             self._check_follower(row)
-        alignment_of(row.block_tokens for row in self.chain_rows)
-
-    @cached_property
-    def digest(self) -> bytes:
-        """32 bytes over what the stored bytes mean: neither row order nor deployment facts enter."""
-        return digest_of(
-            "ucm-spec-table-1", sorted((row.meaning for row in self.rows), key=lambda item: str(item[0]))
-        )
-
-    @cached_property
-    def alignment_tokens(self) -> int:
-        """Exact lcm of the chain rows' block sizes; the grain when there is no chain row."""
-        return (
-            alignment_of(row.block_tokens for row in self.chain_rows)
-            if self.chain_rows
-            else self.grain_tokens
-        )
-
-    @cached_property
-    def chain_rows(self) -> tuple[SpecRow, ...]:
-        """Rows that vote on the depth of a hit."""
-        return self._of_kind(RowKind.CHAIN)
-
-    @cached_property
-    def snapshot_rows(self) -> tuple[SpecRow, ...]:
-        """Rows that vote on where to resume."""
-        return self._of_kind(RowKind.SNAPSHOT)
-
-    @cached_property
-    def follower_rows(self) -> tuple[SpecRow, ...]:
-        """Rows that only clamp at load."""
-        return self._of_kind(RowKind.FOLLOWER)
+        sizes = [row.block_tokens for row in self.chain_rows]
+        self._derive("alignment_tokens", alignment_of(sizes or [self.grain_tokens]))
+        meanings = [row.meaning for row in sorted(self.rows, key=lambda row: row.name)]
+        self._derive("digest", digest_of("ucm-spec-table-1", meanings))
 
     def row(self, name: str) -> SpecRow:
         """Return the row called ``name``; SpecError lists the names that exist."""
@@ -106,6 +92,9 @@ class SpecTable:
     def from_yaml(cls, yaml_text: str) -> SpecTable:
         """Return the table in YAML or JSON text."""
         return cls.from_mapping(text.read_yaml(yaml_text))
+
+    def _derive(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
 
     def _of_kind(self, kind: RowKind) -> tuple[SpecRow, ...]:
         return tuple(row for row in self.rows if row.kind is kind)

@@ -68,7 +68,7 @@ def rows_of(
     return tuple(rows)
 
 
-def attention(facts: Facts, head_dim: int, window: int | None = None) -> Holding:
+def attention(facts: Facts, head_dim: int, *, window: int | None = None) -> Holding:
     """Return keys and values per head, of the whole prefix or of a window."""
     shape = (facts.key_value_heads, head_dim)
     parts = (Part("k", shape, facts.kv_dtype), Part("v", shape, facts.kv_dtype))
@@ -76,7 +76,7 @@ def attention(facts: Facts, head_dim: int, window: int | None = None) -> Holding
     return Holding(name, RowKind.CHAIN, parts, window=window)
 
 
-def state(facts: Facts, stem: str, conv: tuple[int, ...], ssm: tuple[int, ...]) -> Holding:
+def state(facts: Facts, stem: str, *, conv: tuple[int, ...], ssm: tuple[int, ...]) -> Holding:
     """Return a recurrent state: its convolution window, then its matrix state, fastest axis last."""
     parts = (
         Part("conv", conv, facts.state_dtype("conv")),
@@ -91,7 +91,7 @@ def shape_digest(*shapes: tuple[int, ...]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def layer_kinds(facts: Facts, keys: tuple[str, ...], spellings: dict[str, str]) -> tuple[str, ...] | None:
+def layer_kinds(facts: Facts, *, keys: tuple[str, ...], spellings: dict[str, str]) -> tuple[str, ...] | None:
     """Return the kind of each layer in our spelling, from a list in the configuration; None without one.
 
     Raises SpecError for a kind that ``spellings`` does not know and for a list of another length.

@@ -29,12 +29,13 @@ def _from_a_layer_on(facts: Facts) -> Iterable[tuple[int, Holding]]:
 
 
 def _kinds(facts: Facts) -> tuple[str, ...] | None:
-    return layer_kinds(facts, ("layer_types",), _KINDS)
+    return layer_kinds(facts, keys=("layer_types",), spellings=_KINDS)
 
 
 def _holdings(facts: Facts, kinds: tuple[str, ...], head_dim: int) -> Iterable[tuple[int, Holding]]:
     for layer, kind in enumerate(kinds):
-        yield layer, attention(facts, head_dim, facts.whole("sliding_window") if kind == "window" else None)
+        window = facts.whole("sliding_window") if kind == "window" else None
+        yield layer, attention(facts, head_dim, window=window)
 
 
 FAMILIES: dict[str, Family] = {

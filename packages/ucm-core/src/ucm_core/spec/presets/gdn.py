@@ -22,7 +22,8 @@ def _gated_delta(facts: Facts) -> Iterable[tuple[int, Holding]]:
     pattern = tuple("state" if (n + 1) % period else "full" for n in range(facts.layer_count))
     full = attention(facts, facts.head_dim(256))
     delta = _state(facts)
-    for layer, kind in enumerate(layer_kinds(facts, ("layer_types",), _KINDS) or pattern):
+    kinds = layer_kinds(facts, keys=("layer_types",), spellings=_KINDS) or pattern
+    for layer, kind in enumerate(kinds):
         yield layer, full if kind == "full" else delta
 
 
@@ -30,7 +31,7 @@ def _state(facts: Facts) -> Holding:
     key_heads, key_dim = facts.whole("linear_num_key_heads"), facts.whole("linear_key_head_dim")
     value_heads, value_dim = facts.whole("linear_num_value_heads"), facts.whole("linear_value_head_dim")
     conv = (facts.whole("linear_conv_kernel_dim") - 1, 2 * key_heads * key_dim + value_heads * value_dim)
-    return state(facts, "gdn", conv, (value_heads, value_dim, key_dim))
+    return state(facts, "gdn", conv=conv, ssm=(value_heads, value_dim, key_dim))
 
 
 FAMILIES: dict[str, Family] = {"qwen3_next": _gated_delta}

@@ -39,7 +39,7 @@ def _mamba2(facts: Facts, inner: int) -> Holding:
     conv = (facts.whole("mamba_d_conv") - 1, inner + 2 * groups * size)
     heads = facts.whole("mamba_n_heads")
     head_dim = inner // heads if facts.config.get("mamba_d_head") == "auto" else facts.whole("mamba_d_head")
-    return state(facts, "mamba2", conv, (heads, head_dim, size))
+    return state(facts, "mamba2", conv=conv, ssm=(heads, head_dim, size))
 
 
 def _mixed(facts: Facts, kinds: Iterable[str], mamba: Holding | None) -> Iterable[tuple[int, Holding]]:
@@ -53,7 +53,7 @@ def _mixed(facts: Facts, kinds: Iterable[str], mamba: Holding | None) -> Iterabl
 
 def _listed(facts: Facts) -> Iterable[tuple[int, Holding]]:
     """Yield by the list of layer kinds."""
-    kinds = layer_kinds(facts, ("layer_types", "layers_block_type"), _KINDS)
+    kinds = layer_kinds(facts, keys=("layer_types", "layers_block_type"), spellings=_KINDS)
     if kinds is None:
         raise SpecError(f"the config of {facts.model_type} has no layer_types")
     return _mixed(facts, kinds, _mamba2(facts, _expanded(facts)) if "state" in kinds else None)
@@ -79,7 +79,8 @@ def _parallel(facts: Facts) -> Iterable[tuple[int, Holding]]:
 
 def _patterned(facts: Facts) -> Iterable[tuple[int, Holding]]:
     """Yield by a pattern text (M state, * attention, others nothing) or by the list that replaced it."""
-    kinds = layer_kinds(facts, ("layers_block_type", "layer_types", "hybrid_override_pattern"), _KINDS)
+    keys = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+    kinds = layer_kinds(facts, keys=keys, spellings=_KINDS)
     if kinds is None:
         raise SpecError(
             f"the config of {facts.model_type} has neither hybrid_override_pattern nor layers_block_type"
@@ -87,7 +88,7 @@ def _patterned(facts: Facts) -> Iterable[tuple[int, Holding]]:
     heads, head_dim = facts.whole("mamba_num_heads"), facts.whole("mamba_head_dim")
     groups, size = facts.whole("n_groups", "mamba_n_groups"), facts.whole("ssm_state_size")
     conv = (facts.whole("conv_kernel", "mamba_d_conv") - 1, heads * head_dim + 2 * groups * size)
-    return _mixed(facts, kinds, state(facts, "mamba2", conv, (heads, head_dim, size)))
+    return _mixed(facts, kinds, state(facts, "mamba2", conv=conv, ssm=(heads, head_dim, size)))
 
 
 FAMILIES: dict[str, Family] = {

@@ -44,8 +44,9 @@ def _gpt_oss(facts: Facts) -> Iterable[tuple[int, Holding]]:
 
 def _mixed(facts: Facts, pattern: tuple[str, ...]) -> Iterable[tuple[int, Holding]]:
     window = facts.whole("sliding_window")
-    for layer, kind in enumerate(layer_kinds(facts, ("layer_types",), _KINDS) or pattern):
-        yield layer, attention(facts, facts.head_dim(), window if kind == "window" else None)
+    kinds = layer_kinds(facts, keys=("layer_types",), spellings=_KINDS) or pattern
+    for layer, kind in enumerate(kinds):
+        yield layer, attention(facts, facts.head_dim(), window=window if kind == "window" else None)
 
 
 FAMILIES: dict[str, Family] = {"gemma3_text": _gemma3, "gpt_oss": _gpt_oss}
