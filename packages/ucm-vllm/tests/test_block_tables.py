@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from ucm_vllm.block_tables import block_pieces, held, of_payloads, state_pieces, whole
 
 FIRST = np.array([0, 64, 192], dtype=np.int64)

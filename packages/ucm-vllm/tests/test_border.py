@@ -1,4 +1,4 @@
-"""Nothing passes the border as an exception; everything that would have is counted and logged, not too often."""
+"""Nothing passes the border as an exception; what would have is counted and logged, not too often."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 
 import pytest
 from prometheus_client import REGISTRY
+
 from ucm_vllm.border import Complaints, guarded
 
 

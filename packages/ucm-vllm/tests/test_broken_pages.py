@@ -1,4 +1,4 @@
-"""After a failed synchronous load, nothing computed on its garbage is stored, and nothing else is held back."""
+"""After a failed synchronous load nothing computed on its garbage is stored; nothing else is held back."""
 
 from __future__ import annotations
 

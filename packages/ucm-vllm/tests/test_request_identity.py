@@ -1,4 +1,4 @@
-"""What of a request is in its keys, and which requests are not cached at all; on vLLM's own request objects."""
+"""What of a request is in its keys, and which are not cached at all; on vLLM's own request objects."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ucm_vllm.request_identity import AdapterDigests, RequestIdentities
 
 vllm = pytest.importorskip("vllm")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+
 from ucm_core.errors import ConfigError
 from ucm_vllm.versions import alignment_tokens, probe
 

@@ -1,4 +1,4 @@
-"""UCM for vLLM: `UCMConnector`, loaded by ``--kv-transfer-config`` with ``kv_connector_module_path="ucm_vllm"``.
+"""UCM for vLLM: `UCMConnector`, which vLLM loads with ``kv_connector_module_path="ucm_vllm"``.
 
 Importing this package imports no engine, starts no thread and opens no file; only the connector needs vLLM.
 """

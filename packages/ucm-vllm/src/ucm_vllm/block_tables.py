@@ -22,8 +22,8 @@ def block_pieces(
 ) -> Int64s:
     """Where the tokens ``[first, first + block_tokens)`` of each block lie, ``int64[pieces, 5]``.
 
-    Payload ``i`` is the block that begins at ``first_tokens[i]``. Tokens below ``from_token`` are left out: the engine
-    holds them. Pages past the end of ``table`` are null pages.
+    Payload ``i`` is the block that begins at ``first_tokens[i]``. Tokens below ``from_token`` are left out:
+    the engine holds them. Pages past the end of ``table`` are null pages.
 
     >>> block_pieces(np.array([64]), 64, table=[7, 8, 9], page_tokens=48, from_token=80).tolist()
     [[0, 16, 8, 32, 16], [0, 32, 9, 0, 32]]
@@ -72,4 +72,5 @@ def of_payloads(pieces: Int64s, mask: Mask) -> Int64s:
 
 def _pages(table: Sequence[int], page: Int64s) -> Int64s:
     known = np.asarray(table if len(table) else [NULL_PAGE], dtype=np.int64)
-    return np.where(page < len(table), known[np.minimum(page, len(known) - 1)], NULL_PAGE)
+    found: Int64s = np.where(page < len(table), known[np.minimum(page, len(known) - 1)], NULL_PAGE)
+    return found

@@ -1,4 +1,4 @@
-"""The border between UCM and the engine's loop: whatever fails behind it is a miss, counted and logged, never raised."""
+"""The border to the engine's loop: whatever fails behind it is a miss, counted and logged, never raised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from ucm_core.ops import metrics
 
@@ -55,7 +55,7 @@ def failed(where: str, error: BaseException) -> None:
     )
 
 
-def guarded(where: str, fallback: Callable[[], R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def guarded(where: str, fallback: Callable[[], Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate an engine hook: an exception becomes ``fallback()``, a count and a rate-limited log line."""
 
     def decorate(hook: Callable[P, R]) -> Callable[P, R]:
@@ -65,7 +65,7 @@ def guarded(where: str, fallback: Callable[[], R]) -> Callable[[Callable[P, R]],
                 return hook(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 (the engine's loop must not end because a cache failed)
                 failed(where, error)
-                return fallback()
+                return cast(R, fallback())
 
         return wrapper
 

@@ -1,8 +1,8 @@
 """Engine blocks that a failed synchronous load left with garbage, until somebody writes them again.
 
-vLLM shares blocks of equal prefixes between requests, also while one of them is still loading them. When that load
-fails, vLLM makes its owner compute the blocks again; a request that merely shares them goes on, and what it computed
-meanwhile must not be stored.
+vLLM shares blocks of equal prefixes between requests, also while one of them is still loading them. When that
+load fails, vLLM makes its owner compute the blocks again; a request that merely shares them goes on, and what
+it computed meanwhile must not be stored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ucm_vllm.request_records import RequestRecord
 
 
 class BrokenPages:
-    """The blocks of the only engine group that hold garbage (loads of several groups fail by request instead)."""
+    """Garbage blocks of the only engine group (loads of several groups fail by request instead)."""
 
     def __init__(self, page_tokens: int) -> None:
         self._page_tokens = page_tokens
@@ -23,7 +23,7 @@ class BrokenPages:
         return len(self._pages)
 
     def add(self, pages: frozenset[int], tables: Sequence[Sequence[int]]) -> None:
-        """``pages`` failed; so did, for each request of that step, whatever its table names after the first of them."""
+        """``pages`` failed, and for each table of that step whatever it names after the first of them."""
         if not pages:
             return
         self._pages |= pages
@@ -32,7 +32,7 @@ class BrokenPages:
             self._pages.update(table[first:])
 
     def review(self, record: RequestRecord, table: Sequence[int], end_tokens: int) -> None:
-        """A step computes ``record`` up to ``end_tokens``: blocks it writes itself heal, those it borrowed taint it."""
+        """``record`` is computed up to ``end_tokens``: what it writes heals, what it borrowed taints it."""
         if not self._pages:
             return
         for index, page in enumerate(table):

@@ -1,8 +1,8 @@
 """`UCMConnector`: vLLM's V1 KV connector. The only module with engine class names; it decides nothing itself.
 
-Each hook goes to the scheduler half or the worker half, through one border that turns whatever fails into a miss.
-Only start-up invariants raise: a setting that cannot work, a model whose layers the table does not cover, a tensor
-that cannot be read for certain, two halves that run different models.
+Each hook goes to the scheduler half or the worker half, through one border that turns whatever fails into a
+miss. Only start-up invariants raise: a setting that cannot work, a model whose layers the table does not
+cover, a tensor that cannot be read for certain, two halves that run different models.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import vllm
-from ucm_core.errors import ConfigError, IdentityError
-from ucm_core.ops.config import CacheConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as engine_base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -27,6 +25,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.core.sched import output as engine_output
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
+from ucm_core.errors import ConfigError, IdentityError
+from ucm_core.ops.config import CacheConfig
 from ucm_vllm import border, versions
 from ucm_vllm.border import guarded
 from ucm_vllm.engine_cache import EngineCache, refuse_root
@@ -66,9 +66,11 @@ class UCMHandshake(KVConnectorHandshakeMetadata):
 
 
 class UCMConnector(KVConnectorBase_V1, SupportsHMA):
-    """Load with ``kv_connector="UCMConnector", kv_connector_module_path="ucm_vllm"``, ``kv_role="kv_both"`` and
-    ``kv_load_failure_policy="recompute"``; settings go to ``kv_connector_extra_config``.
-    """  # noqa: D205, D209 (one sentence)
+    """UCM's connector; its settings are the keys of ``kv_connector_extra_config``.
+
+    ``kv_connector="UCMConnector"``, ``kv_connector_module_path="ucm_vllm"``, ``kv_role="kv_both"`` and
+    ``kv_load_failure_policy="recompute"``.
+    """
 
     _cache_hit_source = getattr(getattr(engine_base, "CacheHitSource", None), "DISK", None)
 
@@ -96,7 +98,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     def _identify(
         self, vllm_config: Any, kv_cache_config: Any, config: CacheConfig
     ) -> tuple[EngineSpec, EngineCache] | None:
-        """What both halves work on; None, with one log line, when the model cannot be identified for certain."""
+        """What both halves work on; None, with one log line, when the model cannot be identified."""
         groups = kv_cache_config.kv_cache_groups
         try:
             model = engine_model(vllm_config, groups, config)
@@ -182,7 +184,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     @guarded("reset_cache", lambda: False)
     def reset_cache(self) -> bool | None:
-        """vLLM's word for "the weights changed"."""
+        """The weights changed: that is what vLLM means by it."""
         return None if self._scheduler is None else self._scheduler.reset()
 
     # -- the worker's hooks
@@ -206,7 +208,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.save(self._plan())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """vLLM asks `get_transfer_results` instead."""
+        """See `get_transfer_results`, which vLLM asks instead."""
         results = self.get_transfer_results(finished_req_ids)
         return None, results.finished_recving or None
 
@@ -224,9 +226,10 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         return set() if self._worker is None else self._worker.broken_pages()
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Nothing is pending here: saves have copied when `wait_for_save` returns, and a request that still loads is
-        not running, so vLLM cannot preempt it.
-        """  # noqa: D205, D209 (one sentence)
+        """Nothing is pending here.
+
+        Saves have copied when `wait_for_save` returns, and vLLM preempts no request that still loads.
+        """
 
     @guarded("build_connector_worker_meta", lambda: None)
     def build_connector_worker_meta(self) -> UCMReport | None:
@@ -253,7 +256,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def cache_config(extra: Mapping[str, Any]) -> CacheConfig:
-    """Settings from ``kv_connector_extra_config``, or from the file that its only key ``config_file`` names."""
+    """Settings from ``kv_connector_extra_config``, or from the file named by its only key ``config_file``."""
     if "config_file" not in extra:
         return CacheConfig.load(dict(extra))
     others = sorted(set(extra) - {"config_file"})
@@ -266,8 +269,8 @@ def _refuse_settings(vllm_config: Any, transfer: Any) -> None:
     """ConfigError, naming the setting, for what cannot work; before any file is touched."""
     if transfer.kv_load_failure_policy != "recompute":
         raise ConfigError(
-            f"kv_load_failure_policy = {transfer.kv_load_failure_policy!r}: a miss at load time would end the request;"
-            f" set kv_load_failure_policy='recompute'"
+            f"kv_load_failure_policy = {transfer.kv_load_failure_policy!r}: a failed load would end the"
+            f" request; set kv_load_failure_policy='recompute'"
         )
     refuse_parallelism(vllm_config)
 

@@ -1,4 +1,4 @@
-"""One half's cache: opened once the weights are known, replaced when they change; until then everything is a miss."""
+"""One half's cache: opened once the weights are known; until then everything is a miss."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from ucm_core.errors import ConfigError, IdentityError, UcmError
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.checkpoint import WeightDigester
 from ucm_core.spec.identity import ModelIdentity
-
 from ucm_vllm import border
 from ucm_vllm.identity_from_engine import EngineModel
 
 START_WAIT_S = 2.0
-"""How long the engine's start may wait for the weights' digest; larger checkpoints are digested beside the start."""
+"""How long the engine's start may wait for the weights' digest; it goes on beside the start then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class EngineCache:
         return self.current
 
     def weights_changed(self) -> None:
-        """Nothing stored so far may be found by this engine any more, nor by anyone what it stores from now on."""
+        """This engine finds nothing stored so far, and nobody else finds what it stores from now on."""
         cache = self.current
         if cache is not None:
             cache.weights_changed()
@@ -86,7 +85,7 @@ class EngineCache:
         if wanted.namespace != namespace:
             border.complaints.say(
                 "namespace",
-                f"the scheduler half uses namespace {namespace}, the worker half {wanted.namespace}: not cached",
+                f"namespace {namespace} (scheduler half) is not {wanted.namespace} (worker half): not cached",
             )
             return None
         return self._replace(Cache.open(self._config, self._model.table, wanted))
@@ -114,19 +113,16 @@ class EngineCache:
 
     def _replace(self, cache: Cache | None) -> Cache | None:
         with self._lock:
-            if self._closed:
-                cache, stale = None, (cache, self._cache)
-            else:
-                stale = (self._cache,)
-            self._cache = cache
-        for old in stale:
+            late = cache if self._closed else None
+            stale, self._cache = self._cache, None if self._closed else cache
+        for old in (stale, late):
             if old is not None:
                 old.close()
-        return cache
+        return self.current
 
 
 def refuse_root(root: Path) -> None:
-    """ConfigError when the root, or a directory on the way to it, is something else: before any file is touched."""
+    """ConfigError when the root, or what leads to it, is no directory; before any file is touched."""
     for path in (root, *root.parents):
         if path.exists():
             if not path.is_dir():

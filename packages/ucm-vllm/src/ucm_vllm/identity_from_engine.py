@@ -1,8 +1,8 @@
-"""Which model vLLM runs, as data: checkpoint directory, overrides, resolved dtypes -> canonical table and identity.
+"""Which model vLLM runs: checkpoint directory, overrides, resolved dtypes -> canonical table and identity.
 
-What cannot be read for certain (overrides by a function, dummy or streamed weights, another config directory) makes
-the identity *unknown*: the connector then works and caches nothing, because nothing may hit that is not the same
-computation.
+What cannot be read for certain (overrides by a function, dummy or streamed weights, another config directory)
+makes the identity *unknown*: the connector then works and caches nothing, because nothing may hit that is not
+the same computation.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def engine_model(vllm_config: Any, groups: Iterable[Any], config: CacheConfig) -
 
 
 def checkpoint_directory(vllm_config: Any) -> Path:
-    """Where the weights that vLLM loaded lie; IdentityError when they are not plain files of one directory."""
+    """Where the weights that vLLM loaded lie; IdentityError when they are not the files of a directory."""
     model, load = vllm_config.model_config, vllm_config.load_config
     if str(load.load_format) not in READABLE_LOAD_FORMATS:
         raise IdentityError(
@@ -110,7 +110,7 @@ def overrides_of(vllm_config: Any) -> dict[str, Any]:
 def resolved_dtypes(vllm_config: Any, groups: Iterable[Any]) -> ResolvedDtypes:
     """Compute, KV and state dtypes; the latter two as vLLM's own KV cache specs say."""
     compute = _dtype_name(vllm_config.model_config.dtype)
-    kv, states = compute, ()
+    kv, states = compute, tuple[str, ...]()
     for group in groups:
         spec = group.kv_cache_spec
         for own in getattr(spec, "kv_cache_specs", {"": spec}).values():
@@ -122,7 +122,7 @@ def resolved_dtypes(vllm_config: Any, groups: Iterable[Any]) -> ResolvedDtypes:
 
 
 def quantisation_of(vllm_config: Any, merged: Mapping[str, Any]) -> dict[str, Any]:
-    """Quantisation that the engine adds while it loads; what the checkpoint itself carries is in its config."""
+    """Quantisation that the engine adds while it loads; what the checkpoint carries is in its config."""
     method = vllm_config.model_config.quantization
     carried = "quantization_config" in merged or "compression_config" in merged
     return {} if method is None or carried else {"method": str(method)}
@@ -139,7 +139,7 @@ def run_options_of(vllm_config: Any) -> dict[str, Any]:
 
 
 def refuse_parallelism(vllm_config: Any) -> None:
-    """ConfigError, naming the setting, for an engine of more than one rank: segments come with a later version."""
+    """ConfigError, naming the setting, for an engine of more than one rank."""
     parallel = vllm_config.parallel_config
     for setting in (
         "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",

@@ -1,10 +1,10 @@
-"""Where vLLM keeps its bytes: registered tensors become engine layouts, by a known backend only, never by guess.
+"""Where vLLM keeps its bytes: registered tensors become engine layouts by a known backend, never by guess.
 
 What a block of the CPU attention backend holds, per (block, head), for N tokens of D elements::
 
-    ISA vec, vec16:  K transposed [D, N], then V [N, D]          (registered as [blocks, heads, N, 2 * D])
-    MLA:             per token the latent, then the rope part     (registered as [blocks, 1, N, latent + rope])
-    state:           the parts one after the other                (registered as int8 [blocks, 1, 1, bytes])
+    ISA vec, vec16:  K transposed [D, N], then V [N, D]        registered as [blocks, heads, N, 2 * D]
+    MLA:             per token the latent, then the rope part  registered as [blocks, 1, N, latent + rope]
+    state:           the parts one after the other             registered as int8 [blocks, 1, 1, bytes]
 
 Any other backend or ISA packs the same shapes differently, so it is refused with the layer's name.
 """
@@ -19,7 +19,6 @@ from ucm_core.errors import LayoutError
 from ucm_core.spec.layout import EngineLayout, PartLayout
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 from ucm_core.store.geometry import Geometry
-
 from ucm_vllm.spec_from_engine import RowGroup
 
 KNOWN_ISAS = ("vec", "vec16")
@@ -53,7 +52,7 @@ class Registered:
         """Describe ``tensor``; LayoutError for one that the CPU cannot address or that has not four axes."""
         if tensor.device.type != "cpu":
             raise LayoutError(
-                f"layer {layer!r}: its KV cache is on device {tensor.device}; ucm-vllm copies host memory (CPU) only"
+                f"layer {layer!r}: its cache is on device {tensor.device}; ucm-vllm copies host memory only"
             )
         if len(tensor.shape) != 4:
             raise LayoutError(
@@ -92,7 +91,7 @@ def build_layouts(
     num_blocks: int,
     backend_of: Callable[[str], Backend],
 ) -> dict[tuple[str, int], EngineLayout]:
-    """One layout per (row, engine group); every registered tensor is claimed exactly once or is an alias of one."""
+    """One layout per (row, engine group); every registered tensor is claimed once or an alias of one."""
     layouts = {}
     for name, groups in rows.items():
         row = table.row(name)
@@ -192,8 +191,8 @@ def _check_claims(rows: Mapping[str, tuple[RowGroup, ...]], kv_caches: Mapping[s
     for layer, tensor in kv_caches.items():
         if layer not in claimed and _memory(tensor) not in memory:
             raise LayoutError(
-                f"layer {layer!r} registered a KV cache tensor of shape {list(tensor.shape)} that no row of the spec"
-                f" table claims; it would be lost on every hit"
+                f"layer {layer!r} registered a tensor of shape {list(tensor.shape)} that no row of the"
+                f" spec table claims; it would be lost on every hit"
             )
 
 

@@ -1,7 +1,7 @@
 """What the two halves of the connector tell each other: plans down with each step, reports up after it.
 
-Everything here is plain, frozen and picklable: numbers, names and numpy arrays, no tensors and no handles. It is the
-only channel between the halves besides the shared cache, so it works in one process and in two.
+Everything here is plain, frozen and picklable: numbers, names and numpy arrays, no tensors and no handles. It
+is the only channel between the halves besides the shared cache, so it works in one process and in two.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core.spec.identity import ModelIdentity
-
 from ucm_vllm.block_tables import NULL_PAGE, PAGE, PAYLOAD, Mask, of_payloads
 
 Keys = npt.NDArray[np.uint8]
@@ -28,7 +27,7 @@ class RowTransfer:
     keys: Keys
     """``uint8[objects, 32]``."""
     pieces: tuple[tuple[int, Int64s], ...]
-    """(engine group, ``int64[pieces, 5]``) for each group that holds a part of the row; see `block_tables`."""
+    """(engine group, ``int64[pieces, 5]``) for each group that holds some of the row; see `block_tables`."""
 
     def pages(self, objects: Mask) -> set[int]:
         """Engine blocks that any of ``objects`` (``bool[objects]``) touches."""
@@ -50,7 +49,7 @@ class LoadPlan:
     asynchronous: bool
     """False: before the forward of this very step. True: reported as received when it is there."""
     possible: bool = True
-    """False when the engine resumes where nothing can be served: every block is reported as failed, none loaded."""
+    """False when vLLM resumes where nothing can be served: every block is reported as failed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,14 +96,17 @@ class WorkerReport:
     """The namespace the worker is ready to serve; None while it is not."""
     failed: tuple[FailedLoad, ...] = ()
     broken_pages: frozenset[int] = frozenset()
-    """Engine blocks that a synchronous load left without content; they hold garbage until they are written again."""
+    """Engine blocks that a synchronous load could not fill: garbage until they are written again."""
     dropped: frozenset[str] = frozenset()
     """Requests whose planned saves were not carried out."""
     stored: tuple[tuple[str, Keys], ...] = ()
     """(row, keys) of objects that a save brought to the store since the last report."""
     failures: int = 0
-    """Number of synchronous loads that failed so far. A step that was planned before the scheduler half knew them
-    may have computed on garbage, so the worker saves nothing of it."""
+    """Synchronous loads that failed so far.
+
+    A step that was planned before the scheduler half knew of them may compute on garbage: nothing of it is
+    saved.
+    """
 
     def merged(self, other: WorkerReport) -> WorkerReport:
         """Both reports as one; a namespace only where both agree on it."""

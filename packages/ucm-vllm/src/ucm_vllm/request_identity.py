@@ -1,4 +1,4 @@
-"""What of a vLLM request decides its keys besides its tokens: salt, LoRA adapter, media. In doubt: not cacheable."""
+"""What of a request decides its keys besides tokens: salt, adapter, media. In doubt: not cacheable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 from ucm_core.errors import UcmError
 from ucm_core.spec.checkpoint import adapter_digest
 from ucm_core.spec.keys import LoraIdentity, MediaItem, RequestIdentity
-
 from ucm_vllm import border
 
 INLINE_ADAPTER_BYTES = 64 << 20
@@ -31,9 +30,9 @@ class RequestKeys:
 class AdapterDigests:
     """Content digests of LoRA adapters, computed once per (engine's adapter number, path).
 
-    vLLM reads an adapter's files once, at a time that it does not tell. So the files that were digested are taken
-    as the files that the engine holds only while they stay untouched: after any change, and for adapters that are
-    replaced in place, the digest is unknown for good, and unknown is not cacheable.
+    vLLM reads an adapter's files once, at a time that it does not tell. So the files that were digested are
+    taken as the files that the engine holds only while they stay untouched: after any change, and for
+    adapters that are replaced in place, the digest is unknown for good, and unknown is not cacheable.
     """
 
     def __init__(self, inline_bytes: int = INLINE_ADAPTER_BYTES) -> None:
@@ -51,7 +50,10 @@ class AdapterDigests:
                 self._known[adapter_id, path] = (signature, None)
         if entry is None:
             return self._begin(adapter_id, path, signature)
-        return entry[1] if entry[0] == signature else self._forget(adapter_id, path)
+        if entry[0] != signature:
+            self._forget(adapter_id, path)
+            return None
+        return entry[1]
 
     def _begin(self, adapter_id: int, path: str, signature: Signature) -> str | None:
         if not signature:
@@ -81,7 +83,8 @@ class AdapterDigests:
             border.failed("adapter_digest", error)
             return None
         if _signature(path) != signature:
-            return self._forget(adapter_id, path)
+            self._forget(adapter_id, path)
+            return None
         with self._lock:
             self._known[adapter_id, path] = (signature, digest)
         return digest
@@ -104,8 +107,8 @@ class RequestIdentities:
     def of(self, request: Any) -> RequestKeys | None:
         """The keys of a ``vllm.v1.request.Request``, or None when it must not be cached.
 
-        Not cacheable: prompts given as embeddings (their token ids are zeros), resumable (streaming) requests whose
-        tokens may be replaced, adapters whose content is unknown, an empty salt.
+        Not cacheable: prompts given as embeddings (their token ids are zeros), resumable (streaming) requests
+        whose tokens may be replaced, adapters whose content is unknown, an empty salt.
         """
         if _has_embeddings(request) or getattr(request, "resumable", False) or request.cache_salt == "":
             return None
@@ -132,14 +135,14 @@ def _has_embeddings(request: Any) -> bool:
 
 
 def _media_item(feature: Any) -> MediaItem:
-    """The identifier is vLLM's content hash (or the caller's own id); its digest is as wide as all our digests."""
+    """The identifier is vLLM's content hash (or the caller's own id), digested at full width."""
     begin = feature.mm_position.offset
     digest = hashlib.sha256(f"{feature.modality}\0{feature.identifier}".encode()).digest()
     return MediaItem(digest=digest, begin=begin, end=begin + feature.mm_position.length)
 
 
 def _signature(path: str) -> Signature:
-    """What changes when a file under ``path`` does: (name, device, inode, size, mtime, ctime) of each; () if none."""
+    """(name, device, inode, size, mtime, ctime) of each file in ``path``; () if there is none."""
     try:
         files = sorted(entry for entry in Path(path).iterdir() if entry.is_file())
         stats = [(entry.name, entry.stat()) for entry in files]

@@ -1,4 +1,4 @@
-"""What the scheduler half remembers of each request: its chain, the attempt that runs, how far it has been saved."""
+"""What the scheduler half remembers of each request: its chain, its attempt, how far it is saved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ucm_core.spec.keys import PrefixChain
-
 from ucm_vllm.request_identity import RequestIdentities
 
 MAX_LOAD_ATTEMPTS = 2
@@ -38,7 +37,7 @@ class RequestRecord:
         return self.load_attempts < MAX_LOAD_ATTEMPTS and not self.request.skip_reading_prefix_cache
 
     def begin_attempt(self, local_tokens: int) -> None:
-        """vLLM holds ``[0, local_tokens)`` and nothing else of this request."""
+        """Begin anew: vLLM holds ``[0, local_tokens)`` and nothing else of this request."""
         self.local_tokens = local_tokens
         self.loading = False
         self.trusted = True

@@ -1,4 +1,4 @@
-"""The scheduler's half: answers how much of a request is cached, plans loads and saves, learns what became of them.
+"""The scheduler's half: how much of a request is cached, plans of loads and saves, what became of them.
 
 The order within one step of vLLM::
 
@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from ucm_core.cache import Cache
+from ucm_core.coordinator.coordinator import Verdict
 from ucm_core.errors import IdentityError
 from ucm_core.ops import metrics
 from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.table import SpecRow
-
 from ucm_vllm.border import guarded
 from ucm_vllm.broken_pages import BrokenPages
 from ucm_vllm.engine_cache import EngineCache
@@ -80,14 +80,12 @@ class SchedulerHalf:
             or not (self._worker_ready and self._loads_allowed and record.may_load)
         ):
             return 0, False
-        resume = self._resume_tokens(
-            cache, chain, request_tokens=request.num_tokens, local_tokens=local_tokens
-        )
-        new_tokens = resume - local_tokens
+        verdict = self._verdict(cache, chain, request.num_tokens, local_tokens=local_tokens)
+        new_tokens = verdict.hit.new_tokens
         return (new_tokens, self._spec.loads_asynchronously) if new_tokens > 0 else (0, False)
 
     def allocated(self, request: Any, tables: Tables, external_tokens: int) -> None:
-        """vLLM gave ``request`` blocks for exactly ``external_tokens`` (maybe fewer than promised, maybe 0)."""
+        """Plan the load of exactly ``external_tokens``, which may be fewer than promised, or 0."""
         record = self._records.get(request.request_id)
         if record is None:
             return
@@ -117,7 +115,7 @@ class SchedulerHalf:
     # -- after a step
 
     def take_report(self, report: WorkerReport) -> None:
-        """Learn what became of loads and saves; what failed is not promised again before it is stored again."""
+        """Learn what became of loads and saves; what failed is not promised before it is stored again."""
         self._worker_ready = report.namespace is not None
         self._failures_seen = max(self._failures_seen, report.failures)
         self._broken.add(report.broken_pages, [tables[0] for tables in self._step_tables])
@@ -142,7 +140,7 @@ class SchedulerHalf:
         return True
 
     def meet(self, handshakes: Collection[Handshake]) -> None:
-        """IdentityError, with both digests and the first difference, unless the workers run the same model."""
+        """IdentityError, with digests and first difference, unless the workers run the same model."""
         mine = self._cache.identity
         for handshake in handshakes:
             theirs = handshake.identity
@@ -161,20 +159,19 @@ class SchedulerHalf:
 
     # -- loads
 
-    def _resume_tokens(
-        self, cache: Cache, chain: PrefixChain, *, request_tokens: int, local_tokens: int
-    ) -> int:
-        verdict = cache.coordinator.verdict(
+    def _verdict(
+        self, cache: Cache, chain: PrefixChain, request_tokens: int, *, local_tokens: int
+    ) -> Verdict:
+        return cache.coordinator.verdict(
             chain,
             request_tokens=request_tokens,
             local_tokens=local_tokens,
             tail_tokens=TAIL_TOKENS,
             align_tokens=self._spec.align_tokens,
         )
-        return int(verdict.hit.resume_tokens)
 
     def _load_plan(self, record: RequestRecord, tables: Tables, resume_tokens: int) -> LoadPlan:
-        """Exactly [local, resume); not possible when some row cannot serve ``resume_tokens``, which vLLM then hears."""
+        """Exactly [local, resume); reported as failed when some row cannot serve ``resume_tokens``."""
         transfers = self._transfers(record, tables, resume_tokens)
         possible = transfers is not None
         if transfers is None:
@@ -186,15 +183,13 @@ class SchedulerHalf:
     def _transfers(
         self, record: RequestRecord, tables: Tables, resume_tokens: int
     ) -> tuple[RowTransfer, ...] | None:
-        cache, chain, local = self._cache.current, record.chain_to(resume_tokens), record.local_tokens
+        cache, chain = self._cache.current, record.chain_to(resume_tokens)
         if cache is None or chain is None:
             return None
+        # vLLM may have room for less than was promised: ask again, as if the request ended there
         asked = resume_tokens + TAIL_TOKENS
-        if self._resume_tokens(cache, chain, request_tokens=asked, local_tokens=local) != resume_tokens:
-            return None
-        return self._planner.load(
-            chain, cache.keys, local_tokens=local, resume_tokens=resume_tokens, tables=tables
-        )
+        verdict = self._verdict(cache, chain, asked, local_tokens=record.local_tokens)
+        return self._planner.load(verdict, tables) if verdict.hit.resume_tokens == resume_tokens else None
 
     # -- saves
 
@@ -226,23 +221,24 @@ class SchedulerHalf:
         chain = record.chain_to(end_tokens) if record.trusted and not record.loading else None
         if chain is None:
             return ()
-        rows = (*self._spec.table.chain_rows, *self._spec.table.follower_rows)
         found = (
-            self._blocks_to_save(cache, record, row, tables=tables, end_tokens=end_tokens) for row in rows
+            self._blocks_to_save(cache, record, row, tables=tables, end_tokens=end_tokens)
+            for row in self._planner.block_rows
         )
         return tuple(transfer for transfer in found if transfer is not None)
 
     def _blocks_to_save(
         self, cache: Cache, record: RequestRecord, row: SpecRow, *, tables: Tables, end_tokens: int
     ) -> RowTransfer | None:
-        """Blocks ``[cursor, end)`` that the store lacks; the cursor begins at 0, so that holes are filled again."""
+        """Blocks ``[cursor, end)`` that the store lacks; the cursor begins at 0, so that holes are filled."""
         begin, end = record.cursors.get(row.name, 0), end_tokens // row.block_tokens
-        if begin >= end or record.chain is None:
+        chain = record.chain
+        if begin >= end or chain is None:
             return None
         record.cursors[row.name] = end
-        keys = cache.keys(row.name, record.chain.block_digests(row.block_tokens)[begin:end])
-        missing = cache.coordinator.missing(row.name, keys)
-        return self._planner.save_blocks(row, np.flatnonzero(missing) + begin, keys[missing], tables)
+        missing = cache.coordinator.missing(chain, row.name, begin, end)
+        keys = cache.coordinator.keys(chain, row.name, begin, end)[missing]
+        return self._planner.save_blocks(row, np.flatnonzero(missing) + begin, keys, tables)
 
     def _states_to_save(
         self, cache: Cache, record: RequestRecord, offers: Collection[tuple[int, int, int]]
@@ -250,16 +246,24 @@ class SchedulerHalf:
         """Each row's state at each joint position that all its groups offer in this step."""
         if not record.trusted:
             return ()
-        found = []
-        for position, pages in offers_by_position(offers).items():
-            chain = record.chain_to(position)
-            if chain is None or position > chain.token_count:
-                continue
-            for row in self._spec.table.snapshot_rows:
-                state = self._planner.save_state(row, chain, cache.keys, position=position, pages=pages)
-                if state is not None and cache.coordinator.missing(row.name, state.keys).any():
-                    found.append(state)
-        return tuple(found)
+        states = (
+            self._state_to_save(cache, record, row, position=position, pages=pages)
+            for position, pages in offers_by_position(offers).items()
+            for row in self._spec.table.snapshot_rows
+        )
+        return tuple(state for state in states if state is not None)
+
+    def _state_to_save(
+        self, cache: Cache, record: RequestRecord, row: SpecRow, *, position: int, pages: Mapping[int, int]
+    ) -> RowTransfer | None:
+        chain = record.chain_to(position)
+        if chain is None or position > chain.token_count or not self._planner.is_joint(row, position):
+            return None
+        block = position // row.block_tokens - 1
+        if not cache.coordinator.missing(chain, row.name, block, block + 1).any():
+            return None
+        key = cache.coordinator.keys(chain, row.name, block, block + 1)
+        return self._planner.save_state(row, key, pages)
 
     def _save_again(self, request_id: str) -> None:
         """Begin again at block 0: what was planned was not stored, or what was there is not any more."""
@@ -280,7 +284,9 @@ def _computed_tokens(scheduled: Any) -> Mapping[str, int]:
 def _require_equal(mine: Any, theirs: Any) -> None:
     """Weights are compared once both halves know them; all else is known from the start."""
     if mine.known != theirs.known:
-        mine, theirs = (replace(identity, weights=None, generation=0) for identity in (mine, theirs))
+        mine, theirs = (replace(identity, weights=None) for identity in (mine, theirs))
+    # the generation is the scheduler half's to say, with every step
+    mine, theirs = mine.with_generation(0), theirs.with_generation(0)
     field = mine.first_difference(theirs)
     if field is not None:
         raise IdentityError(

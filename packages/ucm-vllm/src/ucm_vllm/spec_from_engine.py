@@ -1,7 +1,7 @@
-"""From vLLM's configuration to UCM's canonical table and identity, and from its KV cache groups to the table's rows.
+"""From vLLM's KV cache groups to the rows of the canonical table.
 
-The table and the identity are made by the core from the checkpoint; what vLLM says is checked against them layer by
-layer (kind, window, heads, sizes, dtype, state shapes), so nothing here knows a model family.
+The table is made by the core from the checkpoint. What vLLM says is checked against it layer by layer (kind,
+window, heads, sizes, dtype, state shapes), so nothing here knows a model family.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class EngineSpec:
 
     @property
     def group_count(self) -> int:
-        """Number of engine groups; with more than one, only requests can be reported as failed, not blocks."""
+        """Number of engine groups; with more than one, vLLM is told of failed requests, not of blocks."""
         return len({group.index for groups in self.rows.values() for group in groups})
 
     @property
     def loads_asynchronously(self) -> bool:
-        """True with any state row (a synchronous load comes after the engine copied the state) or several groups."""
+        """True with several groups or a state (vLLM copies it before a synchronous load would fill it)."""
         return self.group_count > 1 or bool(self.table.snapshot_rows)
 
 
@@ -82,13 +82,14 @@ class _Facts:
 def engine_spec(
     table: SpecTable, groups: Iterable[Any], spec_kind: SpecKind, *, engine_align_tokens: int
 ) -> EngineSpec:
-    """Map the engine's groups onto ``table``; SpecError names the layer and both numbers where they disagree."""
+    """Map the engine's groups onto ``table``; SpecError names the layer and both numbers."""
     rows = map_groups(table, groups, spec_kind)
     align = math.lcm(engine_align_tokens, table.alignment_tokens, table.grain_tokens)
     if align > MAX_ALIGNMENT_TOKENS:
         raise SpecError(
-            f"vLLM hits are multiples of {engine_align_tokens} tokens and UCM's of {table.alignment_tokens}: they meet"
-            f" every {align} tokens, above the limit of {MAX_ALIGNMENT_TOKENS}; choose another block_size"
+            f"vLLM hits are multiples of {engine_align_tokens} tokens and UCM's of {table.alignment_tokens}:"
+            f" they meet every {align} tokens, above the limit of {MAX_ALIGNMENT_TOKENS}; choose another"
+            f" block_size"
         )
     return EngineSpec(table, rows, align)
 
@@ -204,8 +205,8 @@ def _facts_of_attention(layer: str, spec: Any, kind: str) -> _Facts:
         )
     if kind == "full_attention" and (spec.sliding_window or spec.attention_chunk_size):
         raise SpecError(
-            f"layer {layer!r} attends to {spec.sliding_window or spec.attention_chunk_size} tokens but vLLM keeps blocks"
-            f" for all of them; remove --disable-hybrid-kv-cache-manager"
+            f"layer {layer!r} attends to {spec.sliding_window or spec.attention_chunk_size} tokens but vLLM"
+            f" keeps blocks for all of them; remove --disable-hybrid-kv-cache-manager"
         )
     dtype = _dtype(layer, spec.dtype)
     if kind == "mla_attention":
@@ -218,8 +219,8 @@ def _facts_of_attention(layer: str, spec: Any, kind: str) -> _Facts:
 def _refuse_state_mode(layer: str, spec: Any) -> None:
     if spec.mamba_cache_mode != "align":
         raise ConfigError(
-            f"layer {layer!r}: mamba_cache_mode is {spec.mamba_cache_mode!r}, so states are not kept at block boundaries;"
-            f" set enable_prefix_caching=True (mode 'align')"
+            f"layer {layer!r}: mamba_cache_mode is {spec.mamba_cache_mode!r}: states are not kept at block"
+            f" boundaries; set enable_prefix_caching=True (mode 'align')"
         )
     if spec.num_speculative_blocks:
         raise ConfigError(

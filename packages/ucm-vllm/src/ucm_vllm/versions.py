@@ -52,7 +52,7 @@ def probe(version: str, *, base: Any, output: Any) -> Abilities:
 
 
 def alignment_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
-    """The granularity of hits in tokens: on KVCacheConfig since 0.32, computed by vLLM's own function before."""
+    """The granularity of hits in tokens: on KVCacheConfig since 0.32, by vLLM's own function before."""
     known = getattr(kv_cache_config, "cache_hit_alignment_tokens", None)
     if known is not None:
         return int(known)

@@ -3,13 +3,13 @@
 The order within one step of vLLM::
 
     start_loads     before the forward when the step waits for a load, else after it
-    save            after the forward: every gather is over when it returns, files are written in the background
+    save            after the forward: every gather is over when it returns, files are written later
     collect         which asynchronous loads ended
     broken_pages    which blocks a synchronous load could not fill
     report          what the scheduler half must know
 
-So no engine block is read or written by UCM between steps except the targets of asynchronous loads, which vLLM keeps
-until they are reported; a preemption never meets an unfinished copy.
+So no engine block is read or written by UCM between steps except the targets of asynchronous loads, which
+vLLM keeps until they are reported; a preemption never meets an unfinished copy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from ucm_core.flow.copy import EngineBlocks
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.spec.layout import EngineLayout
 from ucm_core.spec.table import RowKind
-
 from ucm_vllm import border
 from ucm_vllm.block_tables import Mask
 from ucm_vllm.engine_cache import EngineCache, Generation
@@ -104,7 +103,7 @@ class WorkerHalf:
     def register(
         self, kv_caches: Mapping[str, Any], *, num_blocks: int, backend_of: Callable[[str], Backend]
     ) -> None:
-        """Learn where vLLM keeps each layer; LayoutError, naming the layer, for what cannot be read for certain."""
+        """Learn where vLLM keeps each layer; LayoutError, naming the layer, for what cannot be read."""
         self._layouts = build_layouts(
             self._spec.table, self._spec.rows, kv_caches, num_blocks=num_blocks, backend_of=backend_of
         )
@@ -201,7 +200,7 @@ class WorkerHalf:
             rows = ", ".join(sorted({each.row for each in failed if each.row}))
             border.complaints.say(
                 "load",
-                f"request {load.plan.request_id}: objects of {rows or 'no row'} did not load, vLLM computes them",
+                f"request {load.plan.request_id}: objects of {rows or 'no row'} did not load",
             )
         return bool(failed)
 

@@ -1,0 +1,130 @@
+"""Which model runs: the same computation has one identity, and what cannot be read for certain has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ucm_core.errors import ConfigError, IdentityError, SpecError
+from ucm_core.ops.config import CacheConfig
+from ucm_vllm.identity_from_engine import EngineModel, engine_model, refuse_parallelism
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "rope_theta": 10000.0,
+}
+
+
+def checkpoint(directory: Path, **changes: Any) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(CONFIG | changes))
+    return directory
+
+
+def engine(
+    directory: Path, *, model: dict[str, Any] | None = None, load_format: str = "auto", **cache: Any
+) -> Any:
+    """A double of VllmConfig: the fields that are read, with vLLM's defaults."""
+    fields = {"hf_overrides": {}, "hf_config_path": None, "dtype": "torch.bfloat16", "max_model_len": 2048}
+    fields |= {"model": str(directory), "revision": None, "quantization": None} | (model or {})
+    return SimpleNamespace(
+        model_config=SimpleNamespace(**fields),
+        load_config=SimpleNamespace(load_format=load_format),
+        cache_config=SimpleNamespace(**cache),
+    )
+
+
+def group(dtype: str = "torch.bfloat16") -> Any:
+    return SimpleNamespace(kv_cache_spec=SimpleNamespace(dtype=dtype))
+
+
+def identify(vllm_config: Any, groups: list[Any] | None = None, **settings: Any) -> EngineModel:
+    return engine_model(vllm_config, groups or [group()], CacheConfig(**settings))
+
+
+def test_the_path_and_spelling_of_a_checkpoint_do_not_matter(tmp_path: Path) -> None:
+    first = identify(engine(checkpoint(tmp_path / "a", _name_or_path="a")))
+    second = identify(engine(checkpoint(tmp_path / "b", rope_theta=10000, eos_token_id=7)))
+    assert first.identity == second.identity
+    assert first.table.digest == second.table.digest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"hf_overrides": {"rope_theta": 500000.0}}},
+        {"model": {"dtype": "torch.float32"}},
+        {"model": {"quantization": "fp8"}},
+        {"calculate_kv_scales": True},
+    ],
+)
+def test_what_changes_values_changes_the_identity(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = checkpoint(tmp_path)
+    assert identify(engine(path, **changes)).identity != identify(engine(path)).identity
+
+
+def test_the_kv_dtype_is_the_one_vllm_resolved(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path)
+    made = identify(engine(path), [group("torch.float16")])
+    assert (made.identity.kv_dtype, made.identity.compute_dtype) == ("float16", "bfloat16")
+
+
+def test_quantisation_that_the_checkpoint_carries_counts_once(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, quantization_config={"quant_method": "awq", "bits": 4})
+    assert identify(engine(path, model={"quantization": "awq_marlin"})).identity.quantisation == "null"
+
+
+def test_the_length_counts_where_the_rope_depends_on_it(tmp_path: Path) -> None:
+    fixed, dynamic = (
+        checkpoint(tmp_path / kind, rope_parameters={"rope_type": kind}) for kind in ("yarn", "dynamic")
+    )
+    short, long = {"max_model_len": 2048}, {"max_model_len": 4096}
+    assert identify(engine(fixed, model=short)).identity == identify(engine(fixed, model=long)).identity
+    assert identify(engine(dynamic, model=short)).identity != identify(engine(dynamic, model=long)).identity
+
+
+def test_the_block_size_is_in_the_table(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path)
+    assert identify(engine(path)).table.digest != identify(engine(path), block_tokens=128).table.digest
+
+
+@pytest.mark.parametrize("load_format", ["dummy", "gguf", "tensorizer", "bitsandbytes"])
+def test_weights_that_are_not_the_checkpoints_files_are_unknown(tmp_path: Path, load_format: str) -> None:
+    with pytest.raises(IdentityError, match=load_format):
+        identify(engine(checkpoint(tmp_path), load_format=load_format))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"hf_overrides": lambda config: config}, "hf_overrides is a function"),
+        ({"hf_config_path": "elsewhere"}, "the config comes from 'elsewhere'"),
+        ({"model_weights": "s3://bucket"}, "streamed"),
+        ({"model": "nobody/has-this"}, "nobody/has-this"),
+    ],
+)
+def test_what_cannot_be_read_for_certain_is_unknown(
+    tmp_path: Path, model: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(IdentityError, match=message):
+        identify(engine(checkpoint(tmp_path), model=model))
+
+
+def test_an_unknown_family_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="quantum-llm"):
+        identify(engine(checkpoint(tmp_path, model_type="quantum-llm")))
+
+
+@pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
+def test_more_than_one_rank_is_refused_by_setting(setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"{setting} = 2"):
+        refuse_parallelism(SimpleNamespace(parallel_config=SimpleNamespace(**{setting: 2})))
