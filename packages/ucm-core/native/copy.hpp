@@ -10,6 +10,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 namespace ucm {
 
 // One part of one unit, as the engine keeps it.  Field order = column order of the Python array.
@@ -36,21 +40,63 @@ inline void move_bytes(char *engine, char *canonical, std::size_t size) {
     std::memcpy(engine, canonical, size);
 }
 
-// tokens x dims of one head, element by element.  Tiles keep both sides' cache lines in use when one side
-// is the transpose of the other (its dim stride is a whole row of tokens).
+#if defined(__x86_64__)
+// Transposes 8 x 8 items of two bytes: row r, item c of `from` becomes row c, item r of `to`.
+inline void transpose_8x8(const char *from, std::int64_t from_row, char *to, std::int64_t to_row) {
+  __m128i a[8], b[8];
+  for (int r = 0; r < 8; ++r) a[r] = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from + r * from_row));
+  for (int r = 0; r < 4; ++r) {  // b[2r], b[2r+1]: rows 2r and 2r+1 interleaved, low and high half
+    b[2 * r] = _mm_unpacklo_epi16(a[2 * r], a[2 * r + 1]);
+    b[2 * r + 1] = _mm_unpackhi_epi16(a[2 * r], a[2 * r + 1]);
+  }
+  for (int half = 0; half < 2; ++half)  // rows 0-3 in a[0..3], rows 4-7 in a[4..7], two columns each
+    for (int side = 0; side < 2; ++side) {
+      const __m128i upper = b[4 * half + side], lower = b[4 * half + side + 2];
+      a[4 * half + 2 * side] = _mm_unpacklo_epi32(upper, lower);
+      a[4 * half + 2 * side + 1] = _mm_unpackhi_epi32(upper, lower);
+    }
+  for (int pair = 0; pair < 4; ++pair) {
+    char *out = to + 2 * pair * to_row;
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(out), _mm_unpacklo_epi64(a[pair], a[pair + 4]));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(out + to_row), _mm_unpackhi_epi64(a[pair], a[pair + 4]));
+  }
+}
+#endif
+
+// The strides of one head's tokens and dims, held in registers: a byte written could change a PartRow.
+struct Grid {
+  std::int64_t token_stride, dim_stride, canonical_row;
+};
+
+template <Direction direction, std::size_t item>
+inline void move_tile(const Grid grid, char *engine, char *canonical, std::int64_t tokens, std::int64_t dims) {
+#if defined(__x86_64__)
+  if (item == 2 && grid.token_stride == 2 && tokens == 8 && dims == 8) {
+    if constexpr (direction == Direction::kGather)
+      transpose_8x8(engine, grid.dim_stride, canonical, grid.canonical_row);
+    else
+      transpose_8x8(canonical, grid.canonical_row, engine, grid.dim_stride);
+    return;
+  }
+#endif
+  for (std::int64_t t = 0; t < tokens; ++t)
+    for (std::int64_t d = 0; d < dims; ++d)
+      move_bytes<direction>(engine + t * grid.token_stride + d * grid.dim_stride,
+                            canonical + t * grid.canonical_row + d * static_cast<std::int64_t>(item), item);
+}
+
+// tokens x dims of one head.  Tiles keep both sides' cache lines in use when one side is the transpose of
+// the other (its dim stride is a whole row of tokens).
 template <Direction direction, std::size_t item>
 void move_tiles(const PartRow &part, char *engine, char *canonical, std::int64_t tokens) {
-  constexpr std::int64_t tile = 64 / item;
-  const std::int64_t canonical_row = part.heads * part.dim * static_cast<std::int64_t>(item);
-  for (std::int64_t d0 = 0; d0 < part.dim; d0 += tile)
-    for (std::int64_t t0 = 0; t0 < tokens; t0 += tile) {
-      const std::int64_t d1 = std::min(d0 + tile, part.dim), t1 = std::min(t0 + tile, tokens);
-      for (std::int64_t t = t0; t < t1; ++t)
-        for (std::int64_t d = d0; d < d1; ++d)
-          move_bytes<direction>(engine + t * part.token_stride + d * part.dim_stride,
-                                canonical + t * canonical_row + d * static_cast<std::int64_t>(item),
-                                item);
-    }
+  constexpr std::int64_t tile = 8;
+  const std::int64_t dims = part.dim;
+  const Grid grid{part.token_stride, part.dim_stride, part.heads * dims * static_cast<std::int64_t>(item)};
+  for (std::int64_t t = 0; t < tokens; t += tile)
+    for (std::int64_t d = 0; d < dims; d += tile)
+      move_tile<direction, item>(grid, engine + t * grid.token_stride + d * grid.dim_stride,
+                                 canonical + t * grid.canonical_row + d * static_cast<std::int64_t>(item),
+                                 std::min(tile, tokens - t), std::min(tile, dims - d));
 }
 
 template <Direction direction>

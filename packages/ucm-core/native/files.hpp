@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -275,15 +275,13 @@ inline std::int32_t sync_folder(int directory, const char *folder) {
 
 // Makes the renames of a batch survive a power loss: each folder once, then the directory of folders.
 inline void sync_folders(int directory, const std::vector<ObjectName> &names, std::int32_t *results) {
-  std::set<std::string> folders;
+  std::map<std::string, std::int32_t> folders;
   for (std::size_t n = 0; n < names.size(); ++n)
-    if (results[n] == kOk) folders.insert(names[n].folder);
-  for (const std::string &folder : folders) {
-    std::int32_t failure = sync_folder(directory, folder.c_str());
-    if (failure == 0) failure = sync_folder(directory, ".");
-    for (std::size_t n = 0; failure != 0 && n < names.size(); ++n)
-      if (results[n] == kOk && names[n].folder == folder) results[n] = failure;
-  }
+    if (results[n] == kOk) folders.emplace(names[n].folder, kOk);
+  for (auto &[folder, failure] : folders) failure = sync_folder(directory, folder.c_str());
+  const std::int32_t top_failure = folders.empty() ? kOk : sync_folder(directory, ".");
+  for (std::size_t n = 0; n < names.size(); ++n)
+    if (results[n] == kOk) results[n] = top_failure != kOk ? top_failure : folders[names[n].folder];
 }
 
 struct ObjectBatch {
