@@ -12,9 +12,9 @@ import pytest
 from ucm_core.errors import IdentityError, SpecError
 from ucm_core.spec.identity import ModelIdentity, canonical_json
 from ucm_core.spec.keys import LoraIdentity, MediaItem, PrefixChain, RequestIdentity
-from ucm_core.spec.names import path_component
 from ucm_core.spec.table import MAX_ALIGNMENT_TOKENS, alignment_of
 from ucm_core.spec.units import stage_units
+from ucm_core.store.names import slug
 
 CASES = json.loads((Path(__file__).parent / "data" / "cases-identity.json").read_text())["cases"]
 
@@ -114,7 +114,7 @@ def test_namespaces_are_equal_only_where_they_should_be(case):
 
 @cases("keys", "names")
 def test_names_become_different_bounded_components(case):
-    components = [path_component(name) for name in case["input"]["names"]]
+    components = [slug(name) for name in case["input"]["names"]]
     check_classes([component.lower() for component in components], case["expected"])
     assert max(len(component.encode()) for component in components) <= case["expected"]["max_bytes"]
     assert not any("/" in component or component in {".", ".."} for component in components)

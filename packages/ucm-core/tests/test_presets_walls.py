@@ -53,7 +53,7 @@ def test_spec_needs_neither_the_native_module_nor_an_engine_nor_torch():
         "import sys, importlib\n"
         "sys.modules['ucm_core._native'] = sys.modules['torch'] = None\n"
         "import ucm_core.spec.presets as package\n"
-        "for name in ('keys', 'units', 'layout', 'identity', 'checkpoint', 'table', 'names'):\n"
+        "for name in ('keys', 'units', 'layout', 'identity', 'checkpoint', 'table', 'model'):\n"
         "    importlib.import_module('ucm_core.spec.' + name)\n"
         "package.families()\n"
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import pickle
 
 import pytest
 from hypothesis import given
@@ -219,6 +220,23 @@ def test_a_part_that_describes_no_bytes_is_refused(fields, message):
 def test_rows_that_do_not_fit_together_are_refused(rows, grain, message):
     with pytest.raises(SpecError, match=message):
         SpecTable(rows, grain)
+
+
+def test_nothing_is_replicated_when_context_ranks_deal_out_the_tokens():
+    # Case C-32: a block id of 16 tokens under 2 x 2 context ranks covers 64, said by the row itself.
+    replicated = SpecTable((changed(FULL, rank_rule=RankRule.ALL_UNION), STATE), 64)
+    assert replicated.under_context(1) == replicated
+    sharded = replicated.under_context(4)
+    assert {row.rank_rule for row in sharded.rows} == {RankRule.INTERSECTION}
+    assert sharded.digest == replicated.digest
+    with pytest.raises(SpecError, match="a context of 0 ranks"):
+        replicated.under_context(0)
+
+
+def test_a_table_survives_pickling():
+    copy = pickle.loads(pickle.dumps(TABLE))
+    assert copy == TABLE
+    assert copy.digest == TABLE.digest
 
 
 def test_values_are_frozen():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ucm_core.errors import SpecError
@@ -77,6 +77,17 @@ class SpecTable:
             if row.name == name:
                 return row
         raise SpecError(f"no row {name!r} in the table; it has {', '.join(row.name for row in self.rows)}")
+
+    def under_context(self, size: int) -> SpecTable:
+        """Return the table for ``size`` context-parallel ranks: dealt-out tokens are replicated nowhere.
+
+        The digest stays: the bytes mean the same, only who holds them changes.
+        """
+        if not is_count(size):
+            raise SpecError(f"a context of {size} ranks; at least 1")
+        if size == 1:
+            return self
+        return replace(self, rows=tuple(replace(row, rank_rule=RankRule.INTERSECTION) for row in self.rows))
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the table as plain data, see ``ucm_core.spec.text``."""
