@@ -37,10 +37,12 @@ __all__ = [
     "coverage_bounds",
     "explain",
     "resolve_hit",
+    "resolve_rows",
     "rewind",
     "served",
     "unite",
     "voter",
+    "voters",
     "with_local",
 ]
 
@@ -189,7 +191,7 @@ def boundaries(
     Followers do not vote, and a table without chain and snapshot rows has no boundary.
     """
     candidates = candidate_positions(table, limit_tokens, align_tokens)
-    return frozenset(candidates[_joint(table, presence, candidates, _voters(table))].tolist())
+    return frozenset(candidates[_joint(table, presence, candidates, voters(table))].tolist())
 
 
 def resolve_hit(
@@ -212,7 +214,7 @@ def resolve_hit(
     32
     """
     ask = Ask(request_tokens, tail_tokens, align_tokens, local_tokens)
-    return _resolve(table, with_local(table, presence, ask), ask, rows=_voters(table))
+    return resolve_rows(table, with_local(table, presence, ask), ask, rows=voters(table))
 
 
 def with_local(table: SpecTable, presence: Mapping[str, Presence], ask: Ask) -> dict[str, Presence]:
@@ -265,7 +267,7 @@ def clamp_followers(
     """
     followers = {row.name: at_load.get(row.name, ABSENT) for row in table.follower_rows}
     known = with_local(table, {**presence, **followers}, hit.ask)
-    return _resolve(table, known, hit.ask, rows=cached_rows(table), cap=hit)
+    return resolve_rows(table, known, hit.ask, rows=cached_rows(table), cap=hit)
 
 
 def rewind(
@@ -280,8 +282,8 @@ def rewind(
     known = with_local(table, {**followers, **presence}, hit.ask)
     for name, units in failed.items():
         known[name] = _without(table.row(name), known.get(name, ABSENT), units)
-    rows = (*_voters(table), *(row for row in table.follower_rows if row.name in failed))
-    return _resolve(table, known, hit.ask, rows=rows, cap=hit)
+    rows = (*voters(table), *(row for row in table.follower_rows if row.name in failed))
+    return resolve_rows(table, known, hit.ask, rows=rows, cap=hit)
 
 
 def explain(table: SpecTable, presence: Mapping[str, Presence], hit: Hit) -> tuple[Explanation, ...]:
@@ -289,7 +291,7 @@ def explain(table: SpecTable, presence: Mapping[str, Presence], hit: Hit) -> tup
     step = alignment(table, hit.ask.align_tokens)
     candidates = candidate_positions(table, hit.ask.limit_tokens(table), step)
     known = with_local(table, presence, hit.ask)
-    return tuple(_explain_row(row, known.get(row.name, ABSENT), candidates, step) for row in _voters(table))
+    return tuple(_explain_row(row, known.get(row.name, ABSENT), candidates, step) for row in voters(table))
 
 
 def _explain_row(row: SpecRow, presence: Presence, candidates: Positions, step: int) -> Explanation:
@@ -305,7 +307,7 @@ def _explain_row(row: SpecRow, presence: Presence, candidates: Positions, step: 
 
 def cached_rows(table: SpecTable) -> tuple[SpecRow, ...]:
     """Return the rows that hold anything: chain rows, snapshot rows, followers."""
-    return (*_voters(table), *table.follower_rows)
+    return (*voters(table), *table.follower_rows)
 
 
 def voter(table: SpecTable, row: SpecRow) -> SpecRow:
@@ -319,7 +321,7 @@ def candidate_positions(table: SpecTable, limit_tokens: int, align_tokens: int =
     return np.arange(step, limit_tokens + 1, step, dtype=np.int64)
 
 
-def _resolve(
+def resolve_rows(
     table: SpecTable,
     known: Mapping[str, Presence],
     ask: Ask,
@@ -327,7 +329,11 @@ def _resolve(
     rows: Iterable[SpecRow],
     cap: Hit | None = None,
 ) -> Hit:
-    """Return the deepest boundaries that ``rows`` serve together, no deeper than ``cap``."""
+    """Return the deepest boundaries that ``rows`` serve together, no deeper than ``cap``.
+
+    The common core of verdicts, clamps and rewinds: ``rows`` may name followers as well, and ``known``
+    already holds what the engine has (`with_local`).
+    """
     chains, states = _parted(rows)
     candidates = candidate_positions(
         table, cap.hit_tokens if cap else ask.limit_tokens(table), ask.align_tokens
@@ -356,7 +362,8 @@ def _joint(
     return joint
 
 
-def _voters(table: SpecTable) -> tuple[SpecRow, ...]:
+def voters(table: SpecTable) -> tuple[SpecRow, ...]:
+    """Return the rows that decide where to resume: chain rows and snapshot rows."""
     return (*table.chain_rows, *table.snapshot_rows)
 
 

@@ -1,0 +1,130 @@
+"""The directory of checkpoints: a cache of which states the store holds, never the truth about it.
+
+A key it does not know is asked of the store, in one batch, so it works across processes, engines and restarts
+without any protocol. Only presence is remembered. Nothing is announced on eviction: an entry may be stale, so
+the coordinator confirms the state that it is about to promise, and a failed load removes the entry.
+
+Entries are object names (16 bytes): a digest commits to its position and a key to its row, so neither is
+kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm_core.coordinator.lookups import Keys, names_of
+from ucm_core.errors import SpecError
+
+__all__ = ["CheckpointStatistics", "Checkpoints"]
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStatistics:
+    """What the directory of one row holds and did."""
+
+    entries: int
+    """States known to exist."""
+    capacity: int
+    """The most that are remembered; the least recently used is forgotten first."""
+    answered: int
+    """Keys answered from memory."""
+    asked: int
+    """Keys asked of the store."""
+
+
+class Checkpoints:
+    """The directory of one snapshot row. Thread-safe; the store is asked without holding the lock."""
+
+    def __init__(self, lookup: Callable[[Keys], Mask], *, capacity: int) -> None:
+        """Remember what ``lookup`` (which never raises) says, at most ``capacity`` keys."""
+        if capacity < 1:
+            raise SpecError(f"capacity is {capacity}, must be at least 1")
+        self._lookup = lookup
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+        # Raised by every removal: an answer that was asked for before is then not remembered.
+        self._generation = 0
+        self._answered = 0
+        self._asked = 0
+
+    def held(self, keys: Keys) -> Mask:
+        """Return which states exist, ``bool[n]``: from memory, the rest asked of the store in one batch."""
+        known = self._recall(keys)
+        unknown = np.flatnonzero(~known)
+        known[unknown] = self._ask(keys[unknown])
+        return known
+
+    def confirm(self, keys: Keys) -> Mask:
+        """Return which states the store holds now, ``bool[n]``; corrects the memory both ways."""
+        held = self._ask(keys)
+        self.remove(keys[~held])
+        return held
+
+    def register(self, keys: Keys) -> None:
+        """Note that the states under ``keys`` were stored."""
+        with self._lock:
+            self._remember(names_of(keys))
+
+    def remove(self, keys: Keys) -> None:
+        """Forget ``keys``: their load failed or the store no longer holds them."""
+        if not len(keys):
+            return
+        with self._lock:
+            self._generation += 1
+            for name in names_of(keys):
+                self._known.pop(name, None)
+
+    def rebuild(self, keys: Keys) -> None:
+        """Replace the memory by an enumeration of the store, ``uint8[n, 16 or 32]``."""
+        with self._lock:
+            self._generation += 1
+            self._known.clear()
+            self._remember(names_of(keys))
+
+    def statistics(self) -> CheckpointStatistics:
+        """Return a snapshot of the counts."""
+        with self._lock:
+            return CheckpointStatistics(len(self._known), self._capacity, self._answered, self._asked)
+
+    def check_integrity(self) -> None:
+        """Raise SpecError when the bound does not hold."""
+        entries = self.statistics().entries
+        if entries > self._capacity:
+            raise SpecError(f"the directory holds {entries} states, above its capacity of {self._capacity}")
+
+    def _recall(self, keys: Keys) -> Mask:
+        names = names_of(keys)
+        with self._lock:
+            known = np.fromiter((name in self._known for name in names), np.bool_, len(names))
+            for index in np.flatnonzero(known):
+                self._known.move_to_end(names[index])
+            self._answered += int(known.sum())
+        return known
+
+    def _ask(self, keys: Keys) -> Mask:
+        if not len(keys):
+            return np.zeros(0, dtype=np.bool_)
+        with self._lock:
+            generation = self._generation
+            self._asked += len(keys)
+        held = self._lookup(keys)
+        with self._lock:
+            if generation == self._generation:
+                self._remember(names_of(keys[held]))
+        return held
+
+    def _remember(self, names: list[bytes]) -> None:
+        for name in names:
+            self._known[name] = None
+            self._known.move_to_end(name)
+        while len(self._known) > self._capacity:
+            self._known.popitem(last=False)

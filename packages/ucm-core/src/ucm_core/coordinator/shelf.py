@@ -1,0 +1,86 @@
+"""One row's side of the coordinator: its keys, its store's answers, its suspects and its directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm_core.coordinator.checkpoints import Checkpoints
+from ucm_core.coordinator.lookups import Keys, RowLookup, Suspects
+from ucm_core.errors import SpecError
+from ucm_core.spec.keys import PrefixChain, object_keys
+from ucm_core.spec.table import RowKind, SpecRow
+
+__all__ = ["Shelf"]
+
+Mask = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shelf:
+    """What the coordinator knows and may ask about one cached row. Thread-safe."""
+
+    row: SpecRow
+    """The row."""
+    seed: bytes
+    """Its 32-byte row seed."""
+    suspects: Suspects
+    """Keys that failed to load."""
+    lookup: RowLookup
+    """Its store's lookup, made safe."""
+    checkpoints: Checkpoints | None = None
+    """The directory of its states; snapshot rows only."""
+
+    def keys(self, chain: PrefixChain, ends: Positions) -> Keys:
+        """Return the keys of the blocks or states that end at ``ends`` (tokens, multiples of the grain).
+
+        A block is named by its last grain. SpecError when the chain has no digest for one of them.
+        """
+        grain, digests = chain.grain_tokens, chain.digests
+        if len(ends) and not 0 < int(ends.min()) <= int(ends.max()) <= len(digests) * grain:
+            raise SpecError(
+                f"row {self.row.name!r}: blocks end at {int(ends.min())} to {int(ends.max())} tokens, the "
+                f"chain has digests up to {len(digests) * grain}"
+            )
+        if (ends % grain).any():
+            raise SpecError(
+                f"row {self.row.name!r}: {int(ends[0])} is no multiple of the grain of {grain} tokens"
+            )
+        return object_keys(self.seed, digests[ends // grain - 1])
+
+    def ends(self, indices: npt.ArrayLike) -> Positions:
+        """Return the positions at which the blocks ``indices`` end."""
+        return (np.asarray(indices, dtype=np.int64) + 1) * self.row.block_tokens
+
+    def unit_ends(self, units: npt.ArrayLike) -> Positions:
+        """Return where the units that a load names end: a snapshot row's are positions, all others blocks."""
+        if self.row.kind is RowKind.SNAPSHOT:
+            return np.asarray(units, dtype=np.int64)
+        return self.ends(units)
+
+    def states(self, keys: Keys, *, remembered: bool) -> Mask:
+        """Return which states exist, ``bool[n]``: from memory first, or from the store alone."""
+        if self.checkpoints is None:
+            return self.lookup(keys)
+        return self.checkpoints.held(keys) if remembered else self.checkpoints.confirm(keys)
+
+    def failed(self, keys: Keys) -> None:
+        """Distrust ``keys``."""
+        self.suspects.add(keys)
+        if self.checkpoints is not None:
+            self.checkpoints.remove(keys)
+
+    def saved(self, keys: Keys) -> None:
+        """Trust ``keys`` again, and know their states."""
+        self.suspects.clear(keys)
+        if self.checkpoints is not None:
+            self.checkpoints.register(keys)
+
+    def check_integrity(self) -> None:
+        """Raise SpecError when a bound does not hold."""
+        self.suspects.check_integrity()
+        if self.checkpoints is not None:
+            self.checkpoints.check_integrity()

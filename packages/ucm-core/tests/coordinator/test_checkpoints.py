@@ -1,0 +1,136 @@
+"""The directory: remembers presence only, asks in batches, follows the store, stays bounded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from doubles import StoreDouble
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ucm_core.coordinator.checkpoints import Checkpoints
+from ucm_core.coordinator.lookups import Keys
+from ucm_core.errors import SpecError
+
+
+def keys(*numbers: int) -> Keys:
+    made = np.zeros((len(numbers), 32), dtype=np.uint8)
+    made[:, 0] = numbers
+    return made
+
+
+@pytest.fixture
+def store() -> StoreDouble:
+    made = StoreDouble()
+    made.put(keys(1, 2, 3))
+    return made
+
+
+@pytest.fixture
+def directory(store: StoreDouble) -> Checkpoints:
+    return Checkpoints(lambda wanted: store.lookup(wanted).astype(bool), capacity=100)
+
+
+def test_the_unknown_is_asked_in_one_batch(store: StoreDouble, directory: Checkpoints) -> None:
+    assert directory.held(keys(1, 7, 3)).tolist() == [True, False, True]
+    assert store.asked == [3]
+
+
+def test_presence_is_remembered_absence_is_not(store: StoreDouble, directory: Checkpoints) -> None:
+    directory.held(keys(1, 7))
+    store.put(keys(7))
+    assert directory.held(keys(1, 7)).tolist() == [True, True]
+    assert store.asked == [2, 1]
+
+
+def test_a_report_is_known_without_asking(store: StoreDouble, directory: Checkpoints) -> None:
+    directory.register(keys(9))
+    assert directory.held(keys(9)).all()
+    assert store.asked == []
+
+
+def test_a_failed_get_removes_the_entry(store: StoreDouble, directory: Checkpoints) -> None:
+    directory.held(keys(1))
+    store.drop(keys(1))
+    assert directory.held(keys(1)).all()  # a cache may be stale until told
+    directory.remove(keys(1))
+    assert not directory.held(keys(1)).any()
+
+
+def test_confirming_corrects_the_memory(store: StoreDouble, directory: Checkpoints) -> None:
+    directory.register(keys(8))
+    assert directory.confirm(keys(8, 2)).tolist() == [False, True]
+    assert directory.statistics().entries == 1
+
+
+def test_rebuild_replaces_the_memory(store: StoreDouble, directory: Checkpoints) -> None:
+    directory.register(keys(8))
+    directory.rebuild(keys(1, 2, 3)[:, :16])
+    assert directory.held(keys(1, 2, 3)).all()
+    assert store.asked == []
+    assert not directory.held(keys(8)).any()
+
+
+def test_an_answer_from_before_a_removal_is_not_remembered(store: StoreDouble) -> None:
+    def slow(wanted: Keys) -> np.ndarray:
+        answer = store.lookup(wanted).astype(bool)
+        directory.remove(keys(1))
+        return answer
+
+    directory = Checkpoints(slow, capacity=100)
+    directory.held(keys(1))
+    assert directory.statistics().entries == 0
+
+
+def test_nothing_to_ask(store: StoreDouble, directory: Checkpoints) -> None:
+    assert len(directory.held(keys())) == 0
+    directory.remove(keys())
+    assert store.asked == []
+
+
+def test_statistics(directory: Checkpoints) -> None:
+    directory.held(keys(1, 7))
+    directory.held(keys(1, 7))
+    counts = directory.statistics()
+    assert (counts.entries, counts.answered, counts.asked) == (1, 1, 3)
+
+
+def test_the_least_recently_used_is_forgotten(store: StoreDouble) -> None:
+    directory = Checkpoints(lambda wanted: store.lookup(wanted).astype(bool), capacity=2)
+    directory.register(keys(1, 2))
+    directory.held(keys(1))
+    directory.register(keys(3))
+    store.names.clear()
+    assert directory.held(keys(1, 2, 3)).tolist() == [True, False, True]
+
+
+def test_a_senseless_capacity_is_refused() -> None:
+    with pytest.raises(SpecError, match="at least 1"):
+        Checkpoints(lambda wanted: np.zeros(len(wanted), bool), capacity=0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["save", "evict", "fail", "ask", "rebuild"]), st.integers(0, 9)),
+        max_size=60,
+    )
+)
+def test_it_never_denies_what_the_store_holds(events: list[tuple[str, int]]) -> None:
+    """Over any history: a stored state is always found, and a confirmed one is really there."""
+    store = StoreDouble()
+    directory = Checkpoints(lambda wanted: store.lookup(wanted).astype(bool), capacity=4)
+    for event, number in events:
+        if event == "save":
+            store.put(keys(number))
+            directory.register(keys(number))
+        elif event == "evict":
+            store.drop(keys(number))
+        elif event == "fail":
+            store.drop(keys(number))
+            directory.remove(keys(number))
+        elif event == "rebuild":
+            directory.rebuild(keys())
+        held = directory.held(keys(number)).any()
+        assert held or not store.lookup(keys(number)).any()
+        assert directory.confirm(keys(number)).tolist() == store.lookup(keys(number)).astype(bool).tolist()
+        directory.check_integrity()
