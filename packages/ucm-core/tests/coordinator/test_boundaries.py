@@ -39,7 +39,7 @@ def test_the_resolver_agrees_with_trying_every_token(world: Worlds, ask: dict[st
     assert (hit.hit_tokens, hit.resume_tokens) == brute_force(World(spec.rows, ranks, local), **ask)
 
 
-@settings(relaxed, max_examples=300)
+@settings(relaxed, max_examples=150)
 @given(world=worlds(ranks=1), ask=asks())
 def test_what_a_verdict_promises_is_there(world: Worlds, ask: dict[str, Any]) -> None:
     spec, (known,) = world
@@ -51,7 +51,7 @@ def test_what_a_verdict_promises_is_there(world: Worlds, ask: dict[str, Any]) ->
         assert all(block < local or known[row.name].blocks[block] for block in hit.coverage[row.name])
 
 
-@settings(relaxed, max_examples=300)
+@settings(relaxed, max_examples=150)
 @given(world=worlds(ranks=1), ask=asks(), data=st.data())
 def test_more_presence_never_shortens(world: Worlds, ask: dict[str, Any], data: st.DataObject) -> None:
     spec, (known,) = world
@@ -60,7 +60,7 @@ def test_more_presence_never_shortens(world: Worlds, ask: dict[str, Any], data: 
     assert resolve_hit(spec, more, **ask).resume_tokens >= resolve_hit(spec, known, **ask).resume_tokens
 
 
-@settings(relaxed, max_examples=300)
+@settings(relaxed, max_examples=150)
 @given(world=worlds(ranks=1), ask=asks(), data=st.data())
 def test_a_rewind_is_legal_and_avoids_the_failure(
     world: Worlds, ask: dict[str, Any], data: st.DataObject
@@ -79,7 +79,7 @@ def test_a_rewind_is_legal_and_avoids_the_failure(
     assert after.resume_tokens == 0 or all(before.serves(voting, after.resume_tokens) for voting in voters)
 
 
-@settings(relaxed, max_examples=300)
+@settings(relaxed, max_examples=150)
 @given(world=worlds(ranks=1), ask=asks())
 def test_the_set_holds_the_verdict_and_nothing_deeper(world: Worlds, ask: dict[str, Any]) -> None:
     spec, (known,) = world

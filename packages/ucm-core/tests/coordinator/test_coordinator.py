@@ -20,7 +20,7 @@ from ucm_core.errors import SpecError, StoreError
 from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.table import SpecTable
 
-relaxed = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+relaxed = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 World = tuple[SpecTable, list[dict[str, Presence]]]
 
 

@@ -68,7 +68,7 @@ def test_bounds_never_move_backwards(row: SpecRow) -> None:
     assert min(np.diff(begin).min(), np.diff(end).min()) >= 0
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(spec=tables(), ask=asks())
 def test_what_a_writer_keeps_resolves(spec: SpecTable, ask: dict[str, Any]) -> None:
     """C-23: keep just the coverage of the reachable boundary, and the same prompt still resumes there."""

@@ -166,15 +166,25 @@ def _first_tokens(row: SpecRow, boundaries: Positions) -> Positions:
 
 
 def served(row: SpecRow, presence: Presence, candidates: Positions) -> Mask:
-    """Return per candidate position whether ``row`` could serve it, ``bool[len(candidates)]``."""
+    """Return per candidate position (ascending) whether ``row`` could serve it, ``bool[len(candidates)]``."""
     if row.kind is RowKind.SNAPSHOT:
-        held = np.fromiter(presence.positions, dtype=np.int64, count=len(presence.positions))
-        legal: Mask = np.isin(candidates, held) & (candidates % row.block_tokens == 0)
-        return legal
-    blocks = _blocks(presence)
+        return _served_by_states(row, presence.positions, candidates)
+    return _served_by_blocks(row, _blocks(presence), candidates)
+
+
+def _served_by_states(row: SpecRow, positions: frozenset[int], candidates: Positions) -> Mask:
+    held = np.fromiter(positions, dtype=np.int64, count=len(positions))
+    held = held[held % row.block_tokens == 0]
+    nearest = np.searchsorted(candidates, held)
+    held, nearest = held[nearest < len(candidates)], nearest[nearest < len(candidates)]
+    legal = np.zeros(len(candidates), dtype=np.bool_)
+    legal[nearest[candidates[nearest] == held]] = True
+    return legal
+
+
+def _served_by_blocks(row: SpecRow, blocks: Mask, candidates: Positions) -> Mask:
     begin, end = coverage_bounds(row, candidates)
-    # absent_before[i] counts the absent blocks of [0, i): a range is whole when the count does not change
-    # over it.
+    # absent_before[i] counts the absent blocks of [0, i): a range is whole when it is equal at both ends.
     absent_before = np.concatenate(([0], np.cumsum(~blocks)))
     inside = end <= len(blocks)
     absent = absent_before[np.where(inside, end, 0)] - absent_before[np.where(inside, begin, 0)]
@@ -339,7 +349,9 @@ def resolve_rows(
         table, cap.hit_tokens if cap else ask.limit_tokens(table), ask.align_tokens
     )
     by_chains = _joint(table, known, candidates, chains)
-    by_all = by_chains if not states else _joint(table, known, candidates, (*chains, *states))
+    by_all = by_chains if chains else np.full(len(candidates), bool(states))
+    if states:
+        by_all = by_all & _joint(table, known, candidates, states)
     if cap:
         by_all = by_all & (candidates <= cap.resume_tokens)
     resume = _deepest(candidates, by_all)
