@@ -120,28 +120,40 @@ void move_head(const PartRow &part, char *engine, char *canonical, std::int64_t 
   }
 }
 
+// The longest run that is dense on the engine's side too.
+enum class Run { kTokens, kToken, kHead, kItem };
+
+inline Run longest_run(const PartRow &part, std::int64_t tokens) {
+  const std::int64_t head_bytes = part.dim * part.item_bytes;
+  if (part.dim != 1 && part.dim_stride != part.item_bytes) return Run::kItem;
+  if (part.heads != 1 && part.head_stride != head_bytes) return Run::kHead;
+  if (tokens != 1 && part.token_stride != part.heads * head_bytes) return Run::kToken;
+  return Run::kTokens;
+}
+
 // One part of one piece.  `engine` and `canonical` point at its first token.
 template <Direction direction>
 void move_part(const PartRow &part, char *engine, char *canonical, std::int64_t tokens) {
   const std::int64_t head_bytes = part.dim * part.item_bytes;
   const std::int64_t token_bytes = part.heads * head_bytes;
-  const bool dim_dense = part.dim == 1 || part.dim_stride == part.item_bytes;
-  const bool token_dense = dim_dense && (part.heads == 1 || part.head_stride == head_bytes);
-  if (token_dense && (tokens == 1 || part.token_stride == token_bytes)) {
-    move_bytes<direction>(engine, canonical, static_cast<std::size_t>(tokens * token_bytes));
-  } else if (token_dense) {
-    for (std::int64_t t = 0; t < tokens; ++t)
-      move_bytes<direction>(engine + t * part.token_stride, canonical + t * token_bytes,
-                            static_cast<std::size_t>(token_bytes));
-  } else if (dim_dense) {
-    for (std::int64_t t = 0; t < tokens; ++t)
+  switch (longest_run(part, tokens)) {
+    case Run::kTokens:
+      return move_bytes<direction>(engine, canonical, static_cast<std::size_t>(tokens * token_bytes));
+    case Run::kToken:
+      for (std::int64_t t = 0; t < tokens; ++t)
+        move_bytes<direction>(engine + t * part.token_stride, canonical + t * token_bytes,
+                              static_cast<std::size_t>(token_bytes));
+      return;
+    case Run::kHead:
+      for (std::int64_t t = 0; t < tokens; ++t)
+        for (std::int64_t h = 0; h < part.heads; ++h)
+          move_bytes<direction>(engine + t * part.token_stride + h * part.head_stride,
+                                canonical + t * token_bytes + h * head_bytes,
+                                static_cast<std::size_t>(head_bytes));
+      return;
+    case Run::kItem:
       for (std::int64_t h = 0; h < part.heads; ++h)
-        move_bytes<direction>(engine + t * part.token_stride + h * part.head_stride,
-                              canonical + t * token_bytes + h * head_bytes,
-                              static_cast<std::size_t>(head_bytes));
-  } else {
-    for (std::int64_t h = 0; h < part.heads; ++h)
-      move_head<direction>(part, engine + h * part.head_stride, canonical + h * head_bytes, tokens);
+        move_head<direction>(part, engine + h * part.head_stride, canonical + h * head_bytes, tokens);
   }
 }
 
