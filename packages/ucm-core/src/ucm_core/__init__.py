@@ -1,1 +1,124 @@
-"""UCM keeps the KV cache of a language model outside the inference engine."""
+"""UCM keeps the KV cache of a language model outside the inference engine.
+
+A cache is opened for a root directory, a table (what the model's layers hold) and an identity (what must be
+equal before one computation's bytes may serve another). Save, resolve, load:
+
+>>> import tempfile
+>>> import numpy as np
+>>> from ucm_core import Cache, CacheConfig, ModelIdentity, SpecTable
+>>> table = SpecTable.from_yaml('''
+... grain_tokens: 64
+... rows:
+...   - name: full
+...     kind: chain
+...     block_tokens: 64
+...     units: [0, 1]          # two layers
+...     parts: [{name: k, shape: [2, 16], dtype: bfloat16}, {name: v, shape: [2, 16], dtype: bfloat16}]
+... ''')
+>>> identity = ModelIdentity(
+...     config='{"model_type": "llama"}', weights="00" * 32, revision=None,
+...     compute_dtype="bfloat16", kv_dtype="bfloat16", table=table.digest.hex(),
+... )
+>>> root = tempfile.TemporaryDirectory()
+>>> config = CacheConfig(root=root.name, ring_bytes="1MB", disk_bytes="1GB")
+>>> prompt = list(range(200))                                     # token ids
+>>> blocks = np.full((3, 2, table.row("full").unit_bytes), 7, dtype=np.uint8)     # three blocks
+>>> with Cache.open(config, table, identity) as cache:
+...     cache.save(cache.chain(prompt), {"full": blocks}).wait_durable()
+True
+
+Another process, another engine, another day:
+
+>>> with Cache.open(config, table, identity) as cache:
+...     chain = cache.chain(prompt + [1, 2, 3])                   # a longer prompt with the same prefix
+...     loaded = cache.load(chain, cache.resolve(chain))
+>>> loaded.resume_tokens                                          # tokens that need not be computed again
+192
+>>> bool((loaded.payloads["full"] == blocks).all())
+True
+>>> root.cleanup()
+"""
+
+from __future__ import annotations
+
+from ucm_core.cache import Cache, CacheStatistics, Loaded
+from ucm_core.coordinator.coordinator import Coordinator, Verdict
+from ucm_core.coordinator.resolve import Hit, Presence, boundaries, coverage, resolve_hit
+from ucm_core.errors import (
+    ClosedError,
+    ConfigError,
+    IdentityError,
+    LayoutError,
+    NoSpace,
+    SpecError,
+    StoreError,
+    UcmError,
+)
+from ucm_core.flow.copy import BlockSource, BlockTarget, BufferBlocks, EngineBlocks
+from ucm_core.flow.ticket import Level, ResultCode, Ticket, TicketGroup
+from ucm_core.ops.config import CacheConfig
+from ucm_core.spec.checkpoint import WeightDigester, adapter_digest, read_config
+from ucm_core.spec.identity import ModelIdentity
+from ucm_core.spec.keys import LoraIdentity, MediaItem, PrefixChain, RequestIdentity, object_keys, row_seed
+from ucm_core.spec.layout import EngineLayout, PartLayout
+from ucm_core.spec.model import Model, Resolved, read_model
+from ucm_core.spec.presets import canonical_table
+from ucm_core.spec.table import Part, RankRule, RowKind, SpecRow, SpecTable
+from ucm_core.spec.units import Segment, UnitMap
+from ucm_core.store.block import BlockStore
+from ucm_core.store.snapshot import SnapshotStore
+
+__all__ = [
+    "BlockSource",
+    "BlockStore",
+    "BlockTarget",
+    "BufferBlocks",
+    "Cache",
+    "CacheConfig",
+    "CacheStatistics",
+    "ClosedError",
+    "ConfigError",
+    "Coordinator",
+    "EngineBlocks",
+    "EngineLayout",
+    "Hit",
+    "IdentityError",
+    "LayoutError",
+    "Level",
+    "Loaded",
+    "LoraIdentity",
+    "MediaItem",
+    "Model",
+    "ModelIdentity",
+    "NoSpace",
+    "Part",
+    "PartLayout",
+    "PrefixChain",
+    "Presence",
+    "RankRule",
+    "RequestIdentity",
+    "Resolved",
+    "ResultCode",
+    "RowKind",
+    "Segment",
+    "SnapshotStore",
+    "SpecError",
+    "SpecRow",
+    "SpecTable",
+    "StoreError",
+    "Ticket",
+    "TicketGroup",
+    "UcmError",
+    "UnitMap",
+    "Verdict",
+    "WeightDigester",
+    "adapter_digest",
+    "boundaries",
+    "canonical_table",
+    "coverage",
+    "object_keys",
+    "read_config",
+    "read_model",
+    "resolve_hit",
+    "row_seed",
+]

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 
 import numpy as np
@@ -231,6 +232,40 @@ class Ticket:
         except Exception:  # noqa: BLE001 - the caller's code on the store's thread: its failure is not the store's
             metrics.ERRORS.labels(where="ticket_callback").inc()
             _log.exception("a ticket's done callback raised")
+
+
+class TicketGroup:
+    """The tickets of one call that covers several rows."""
+
+    def __init__(self, tickets: Mapping[str, Ticket]) -> None:
+        self.rows = dict(tickets)
+        """The ticket of each row."""
+
+    @property
+    def ok(self) -> bool:
+        """True when every object of every row is ``OK``."""
+        return all(ticket.ok for ticket in self.rows.values())
+
+    @property
+    def level(self) -> Level:
+        """The level that every object has reached."""
+        return min((ticket.level for ticket in self.rows.values()), default=Level.SYNCED)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until every object has its code, at most ``timeout_s`` in all; see `Ticket.wait`."""
+        return self._each(lambda ticket, left_s: ticket.wait(left_s), timeout_s)
+
+    def wait_durable(self, timeout_s: float | None = None) -> bool:
+        """Wait for the medium, at most ``timeout_s`` in all. True only when everything is on it."""
+        return self._each(lambda ticket, left_s: ticket.wait_durable(left_s), timeout_s)
+
+    def _each(self, ask: Callable[[Ticket, float | None], bool], timeout_s: float | None) -> bool:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        answers = [
+            ask(ticket, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            for ticket in self.rows.values()
+        ]
+        return all(answers)
 
 
 def _pairs(objects: Indices, codes: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], Codes]:

@@ -47,7 +47,8 @@ class BlockStoreStatistics:
     """Objects whose file is not down yet."""
     pins: int
     """Pins that were taken and not released."""
-    ring: RingStatistics
+    ring: RingStatistics | None
+    """None where there is no ring."""
 
 
 class BlockStore:
@@ -140,10 +141,12 @@ class BlockStore:
 
     def pin(self, keys: Keys) -> Pins:
         """Keep what the ring holds of ``keys`` in the ring until the pins are released (`Pins`)."""
+        if self._work.closed:
+            return Pins(keys[:0], self._pinned, lambda: None)
         claims = self._tiers.ring.pin(keys)
         ready = claims.outcome == Outcome.READY
         self._tiers.ring.release(claims.slots[(claims.slots >= 0) & ~ready])
-        return Pins(self._tiers.ring, self._pinned, keys[ready], claims.slots[ready])
+        return Pins(keys[ready], self._pinned, partial(self._tiers.ring.release, claims.slots[ready]))
 
     def pinned_names(self) -> frozenset[bytes]:
         """Keys (32 bytes) that this process holds in the ring: pinned, or on their way to a file."""
@@ -170,8 +173,9 @@ class BlockStore:
         return BlockStoreStatistics(self._work.count, self._writer.pending, self._pinned.count, ring)
 
     def check_integrity(self) -> None:
-        """Raise `ucm_core.StoreError` when the ring's books do not balance."""
-        self._tiers.ring.check_integrity()
+        """Raise `ucm_core.StoreError` when the ring's books do not balance; nothing after `close`."""
+        if not self._work.closed:
+            self._tiers.ring.check_integrity()
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Refuse new work, let what was begun end (at most ``timeout_s``), let go of the ring. Idempotent."""

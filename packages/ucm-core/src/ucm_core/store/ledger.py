@@ -6,10 +6,10 @@ import itertools
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Self
 
-from ucm_core.store.ring import Ring
-from ucm_core.store.tiers import Keys, Slots
+from ucm_core.store.tiers import Keys
 
 TOUCH_INTERVAL_S = 60.0
 TOUCH_MEMORY_KEYS = 1 << 16
@@ -21,16 +21,16 @@ class Pins:
     Pins hold room that nobody else can use: keep them short, and never across a wait for other pins.
     """
 
-    def __init__(self, ring: Ring, book: PinBook, keys: Keys, slots: Slots) -> None:
-        self._ring, self._book, self._slots = ring, book, slots
-        self._entry = book.add([key.tobytes() for key in keys])
+    def __init__(self, keys: Keys, book: PinBook, let_go: Callable[[], None]) -> None:
         self.keys = keys
         """``uint8[n, 32]``: the keys that are kept, a part of those asked for."""
+        self._book, self._let_go = book, let_go
+        self._entry = book.add([key.tobytes() for key in keys])
 
     def release(self) -> None:
         """Let the ring have the slots again."""
         if self._book.remove(self._entry):
-            self._ring.release(self._slots)
+            self._let_go()
 
     def __enter__(self) -> Self:
         return self

@@ -80,20 +80,23 @@ class Writer:
             return self._changed.wait_for(lambda: not self._waiters, timeout_s)
 
     def write_now(self, names: list[bytes], slots: Slots) -> Codes:
-        """Write, making room once when the bound refuses; counted."""
+        """Write, making room as long as that helps when the bound refuses; counted."""
         keys = np.frombuffer(b"".join(names), dtype=np.uint8).reshape(-1, 32)
         addresses = self._tiers.ring.addresses(slots)
         codes = self._tiers.files.write(keys, addresses, sync=self._tiers.limits.sync)
-        refused = np.flatnonzero(codes == ResultCode.NO_SPACE)
-        if refused.size and self._room is not None and self._room.make_room():
-            codes[refused] = self._tiers.files.write(
-                keys[refused], addresses[refused], sync=self._tiers.limits.sync
-            )
+        while self._has_room_for(refused := np.flatnonzero(codes == ResultCode.NO_SPACE)):
+            again = self._tiers.files.write(keys[refused], addresses[refused], sync=self._tiers.limits.sync)
+            codes[refused] = again
+            if (again == ResultCode.NO_SPACE).all():
+                break
         count_failures("write", codes)
         metrics.OBJECTS_SAVED.labels(row=self._tiers.row, tier="file").inc(int((codes == 0).sum()))
         if self._room is not None:
             self._room.note_written()
         return codes
+
+    def _has_room_for(self, refused: Int64s) -> bool:
+        return bool(refused.size) and self._room is not None and self._room.make_room()
 
     def finish(self, names: list[bytes], slots: Slots, codes: Codes) -> None:
         """Release the slots, then tell the tickets (whoever wakes finds room)."""

@@ -17,7 +17,7 @@ from ucm_core.errors import LayoutError, SpecError
 from ucm_core.flow.copy import BufferBlocks
 from ucm_core.flow.ticket import Ticket
 from ucm_core.spec.table import RowKind, SpecRow
-from ucm_core.store.block import BlockStore
+from ucm_core.store.absent import ObjectStore
 from ucm_core.store.donation import Donation
 from ucm_core.store.tiers import Int64s, Keys, Mask
 
@@ -33,7 +33,7 @@ class SnapshotStore:
     away at commit.
     """
 
-    def __init__(self, row: SpecRow, blocks: BlockStore) -> None:
+    def __init__(self, row: SpecRow, blocks: ObjectStore) -> None:
         if row.kind is not RowKind.SNAPSHOT:
             raise SpecError(
                 f"row {row.name} is of kind {row.kind.name}; a snapshot store takes SNAPSHOT rows"

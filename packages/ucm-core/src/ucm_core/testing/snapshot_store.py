@@ -73,7 +73,9 @@ class SnapshotStoreTests:
         blocks = self.open_store(tmp_path, Geometry.of_row(ROW), slots=self.slots)
         yield SnapshotStore(ROW, blocks)
         blocks.close()
-        assert blocks.statistics().ring.own_references == 0
+        ring = blocks.statistics().ring
+        assert ring is not None
+        assert ring.own_references == 0
 
     def put(self, store: SnapshotStore, number: int) -> None:
         """Put the state of ``number`` under its key, durably."""

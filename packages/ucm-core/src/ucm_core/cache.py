@@ -1,0 +1,387 @@
+"""The facade: a cache of one model's KV blocks and states, without any engine.
+
+It composes what the floors below offer: the namespace of the identity, a store per row of the table, the
+coordinator that resolves hits. Engine adapters use its parts; everybody else its five verbs: `Cache.chain`,
+`Cache.save`, `Cache.resolve`, `Cache.load`, `Cache.close`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm_core.coordinator.coordinator import Coordinator, CoordinatorStatistics, Verdict
+from ucm_core.errors import ClosedError, ConfigError, LayoutError, StoreError
+from ucm_core.flow.copy import BlockTarget, BufferBlocks
+from ucm_core.flow.ticket import ResultCode, TicketGroup
+from ucm_core.ops import metrics
+from ucm_core.ops.config import CacheConfig
+from ucm_core.spec.identity import ModelIdentity
+from ucm_core.spec.keys import MediaItem, PrefixChain, RequestIdentity, Tokens, object_keys
+from ucm_core.spec.table import RowKind, SpecTable
+from ucm_core.store.absent import ObjectStore
+from ucm_core.store.block import BlockStoreStatistics
+from ucm_core.store.gc import Collector
+from ucm_core.store.names import NAMED_BYTES
+from ucm_core.store.pool import IoPool, Priority
+from ucm_core.store.root import CacheRoot, RootStatistics
+from ucm_core.store.stack import (
+    RowPlan,
+    StoreParts,
+    absent_stores,
+    close_stores,
+    key_seeds,
+    open_stores,
+    plan_rows,
+)
+from ucm_core.store.tiers import Keys, StoreLimits
+
+Payloads = npt.NDArray[np.uint8]
+"""Blocks of one row, ``uint8[blocks, units, unit_bytes]``."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """A moment of a cache."""
+
+    namespace: str | None
+    """None while the identity is unknown."""
+    root: RootStatistics
+    rows: Mapping[str, BlockStoreStatistics]
+    coordinator: CoordinatorStatistics
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loaded:
+    """What a load brought."""
+
+    verdict: Verdict
+    """The last verdict: shorter than the one asked for when something could not be loaded."""
+    payloads: Mapping[str, Payloads]
+    """Per row the blocks ``verdict.blocks[row]``, all of them whole."""
+
+    @property
+    def resume_tokens(self) -> int:
+        """Tokens of the prefix that need not be computed."""
+        return self.verdict.hit.resume_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """Everything that belongs to one namespace; replaced as a whole when the weights change."""
+
+    identity: ModelIdentity
+    stores: Mapping[str, ObjectStore]
+    seeds: Mapping[str, bytes]
+    coordinator: Coordinator
+
+
+class Cache:
+    """A cache of one model. Thread-safe, except that verdicts are for one thread.
+
+    Nothing is kept and nothing found while the identity is unknown or the root cannot be used; that is no
+    error. Made by `Cache.open`; a context manager.
+    """
+
+    def __init__(
+        self, config: CacheConfig, table: SpecTable, identity: ModelIdentity, *, plans: Mapping[str, RowPlan]
+    ) -> None:
+        self.config = config
+        """The settings."""
+        self.table = table
+        """The rows."""
+        self._plans = plans
+        self._lock = threading.Lock()
+        self._closed = False
+        self._root = CacheRoot(config.root).open()
+        self._pool = IoPool(config.thread_count())
+        self._parts = self._store_parts()
+        self._space = self._open_space(self._current_generation(identity))
+        atexit.register(self.close)
+
+    @classmethod
+    def open(
+        cls, config: CacheConfig | str | os.PathLike[str] | None, table: SpecTable, identity: ModelIdentity
+    ) -> Self:
+        """Open the cache of ``identity``; ``config`` may be the root's directory, None = all defaults.
+
+        Where ``identity`` names no generation, the root's counter does. Raises, before any file is touched,
+        `ucm_core.ConfigError` for settings that contradict the table, the identity or each other, and
+        `ucm_core.StoreError` for a root that is a file.
+        """
+        settings = config if isinstance(config, CacheConfig) else _settings(config)
+        _check_grain(settings, table, identity)
+        return cls(settings, table, identity, plans=plan_rows(table, settings.ring_bytes))
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """The identity, with its generation."""
+        return self._space.identity
+
+    @property
+    def namespace(self) -> str | None:
+        """Name of the directory that holds this identity's objects; None while the identity is unknown."""
+        return self.identity.namespace if self.identity.known else None
+
+    @property
+    def stores(self) -> Mapping[str, ObjectStore]:
+        """The store of each cached row, valid until `weights_changed`."""
+        return self._space.stores
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """Resolves hits, valid until `weights_changed`."""
+        return self._space.coordinator
+
+    def keys(self, row_name: str, digests: Keys) -> Keys:
+        """Object keys of a row for digests of its blocks' ends, both ``uint8[n, 32]``."""
+        return object_keys(self._space.seeds[row_name], digests)
+
+    def chain(
+        self, tokens: Tokens, identity: RequestIdentity | None = None, *, media: Iterable[MediaItem] = ()
+    ) -> PrefixChain:
+        """The prefix chain of a request; raises `ucm_core.IdentityError` when it must not be cached."""
+        chain = PrefixChain(identity, grain_tokens=self.table.grain_tokens, media=media)
+        chain.extend(tokens)
+        return chain
+
+    def save(
+        self,
+        chain: PrefixChain,
+        payloads: Mapping[str, Payloads],
+        *,
+        first_block: int | Mapping[str, int] = 0,
+    ) -> TicketGroup:
+        """Keep blocks of ``chain``: per row an array that begins at block ``first_block`` (of that row).
+
+        Block ``i`` of a chain row holds the tokens ``[i, i + 1) x block_tokens``; of a snapshot row it is the
+        state after ``(i + 1) x block_tokens`` tokens. The arrays may be changed when this returns. Raises
+        `ucm_core.LayoutError` for an array of another shape, `ucm_core.SpecError` for an unknown row or a
+        chain that is shorter than the blocks.
+        """
+        space = self._opened()
+        begins = {
+            row: first_block if isinstance(first_block, int) else first_block.get(row, 0) for row in payloads
+        }
+        keys = {
+            row: space.coordinator.keys(chain, row, begins[row], begins[row] + len(blocks))
+            for row, blocks in payloads.items()
+        }
+        sources = {row: self._buffer(row, blocks) for row, blocks in payloads.items()}
+        tickets = {row: space.stores[row].save(keys[row], sources[row]) for row in payloads}
+        for row, ticket in tickets.items():
+            space.coordinator.saved(row, keys[row][ticket.object_results == ResultCode.OK])
+        return TicketGroup(tickets)
+
+    def resolve(
+        self,
+        chain: PrefixChain,
+        *,
+        request_tokens: int | None = None,
+        local_tokens: int = 0,
+        tail_tokens: int = 1,
+        align_tokens: int = 1,
+    ) -> Verdict:
+        """Where the request of ``chain`` can resume, and what to load for it; marks all of that as used.
+
+        ``request_tokens`` is the chain's length unless given; the last ``tail_tokens`` are left to compute.
+        """
+        space = self._opened()
+        verdict = space.coordinator.verdict(
+            chain,
+            request_tokens=chain.token_count if request_tokens is None else request_tokens,
+            local_tokens=local_tokens,
+            tail_tokens=tail_tokens,
+            align_tokens=align_tokens,
+        )
+        self.touch(verdict)
+        metrics.HIT_TOKENS.inc(verdict.hit.new_tokens)
+        return verdict
+
+    def touch(self, verdict: Verdict) -> None:
+        """Mark everything that ``verdict`` would load as used, in the ring and on the medium."""
+        for row, keys in verdict.keys.items():
+            self._space.stores[row].touch(keys)
+
+    def load(self, chain: PrefixChain, verdict: Verdict) -> Loaded:
+        """Load what ``verdict`` promises, or the deepest prefix of it that can still be loaded. Waits.
+
+        What is gone or damaged is told to the coordinator, so that the next verdict promises less.
+        """
+        space = self._opened()
+        if self.table.follower_rows:
+            verdict = space.coordinator.clamp(chain, verdict)
+        while True:
+            payloads = {row: self._blank(row, len(keys)) for row, keys in verdict.keys.items()}
+            tickets = self.load_into(
+                verdict, {row: self._buffer(row, part) for row, part in payloads.items()}
+            )
+            tickets.wait()
+            failed = self._failed_units(verdict, tickets)
+            if not failed:
+                return Loaded(verdict, payloads)
+            verdict = space.coordinator.rewind(chain, verdict, failed)
+
+    def load_into(self, verdict: Verdict, targets: Mapping[str, BlockTarget]) -> TicketGroup:
+        """Begin to load the blocks ``verdict.blocks[row]`` of every row to its target; does not wait."""
+        space = self._opened()
+        rows = verdict.keys.items()
+        return TicketGroup({row: space.stores[row].load(keys, targets[row]) for row, keys in rows})
+
+    def weights_changed(self) -> None:
+        """Find nothing of what was stored so far, and let nobody else find what is stored from now on.
+
+        The root's counter is raised for everybody; besides, this cache gets a private token, because nobody
+        can name weights that exist only in memory. Saves under way end in the namespace in which they began.
+        """
+        with self._lock:
+            self._opened()
+            old = self._space
+            self._space = self._open_space(self._raised(old.identity))
+        close_stores(old.stores)
+
+    def statistics(self) -> CacheStatistics:
+        """A moment of this cache."""
+        space = self._space
+        rows = {row: store.statistics() for row, store in space.stores.items()}
+        return CacheStatistics(self.namespace, self._root.statistics(), rows, space.coordinator.statistics())
+
+    def check_integrity(self) -> None:
+        """Raise `ucm_core.StoreError` when books do not balance."""
+        for store in self._space.stores.values():
+            store.check_integrity()
+
+    def close(self) -> None:
+        """Let saves under way reach the medium (in bounded time), then let go of everything. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        atexit.unregister(self.close)
+        close_stores(self._space.stores)
+        self._pool.close(timeout_s=30.0)
+        self._root.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- private
+
+    def _opened(self) -> _Space:
+        if self._closed:
+            raise ClosedError("the cache is closed; open it again")
+        return self._space
+
+    def _store_parts(self) -> StoreParts:
+        limits = StoreLimits(self.config.save_wait_s, self.config.load_wait_s, sync=self.config.sync)
+        if not self._root.available:
+            return StoreParts(self._root, self._pool, limits, room=None)
+        usage = self._root.usage
+        try:
+            usage.capacity_bytes = self.config.disk_limit_bytes(usage.used_bytes)
+        except OSError as error:
+            _log.warning("the files in %s cannot be counted: %s", self._root.path, error)
+            usage.capacity_bytes = self.config.disk_limit_bytes()
+        self._pool.submit(Priority.BACKGROUND, self._recount)
+        room = Collector(self._root.path, usage, self._pool, pinned=self._pinned_names)
+        return StoreParts(self._root, self._pool, limits, room)
+
+    def _recount(self) -> None:
+        """Find out what processes that died did not account for."""
+        self._root.usage.recount()
+
+    def _pinned_names(self) -> frozenset[str]:
+        stores = self._space.stores.values()
+        return frozenset(key[:NAMED_BYTES].hex() for store in stores for key in store.pinned_names())
+
+    def _current_generation(self, identity: ModelIdentity) -> ModelIdentity:
+        """The identity in the root's generation, unless it names one (another half of this engine does)."""
+        named = identity.generation or identity.private_token
+        if named or not identity.known or not self._root.available:
+            return identity
+        return identity.with_generation(self._root.generation(identity.base_digest))
+
+    def _raised(self, identity: ModelIdentity) -> ModelIdentity:
+        token = secrets.token_hex(16)
+        try:
+            return identity.with_generation(self._root.raise_generation(identity.base_digest), token)
+        except StoreError as error:
+            _log.warning("weights changed, and other engines cannot be told: %s", error)
+            metrics.ERRORS.labels(where="weights_changed").inc()
+            return identity.with_generation(identity.generation, token)
+
+    def _open_space(self, identity: ModelIdentity) -> _Space:
+        seeds = key_seeds(self.table, identity.digest)
+        if identity.known and self._root.available:
+            namespace = self._root.namespace(identity)
+            stores = open_stores(self._plans, identity.digest, namespace=namespace, parts=self._parts)
+        else:
+            _log.warning("nothing is cached: %s", "the root is not available" if identity.known else _UNKNOWN)
+            stores = absent_stores(self._plans)
+        lookups = {row: store.lookup for row, store in stores.items()}
+        return _Space(identity, stores, seeds, Coordinator(self.table, lookups, seeds))
+
+    def _buffer(self, row: str, blocks: Payloads) -> BufferBlocks:
+        geometry = self._plans[row].geometry
+        if blocks.ndim != 3 or blocks.shape[1:] != (geometry.shards, geometry.shard_bytes):
+            raise LayoutError(
+                f"row {row!r}: blocks are {blocks.dtype}{list(blocks.shape)};"
+                f" need uint8[blocks, {geometry.shards}, {geometry.shard_bytes}]"
+            )
+        return BufferBlocks(blocks)
+
+    def _failed_units(self, verdict: Verdict, tickets: TicketGroup) -> dict[str, list[int]]:
+        """What did not load: indices of blocks, and positions of states."""
+        failed = {}
+        for row, ticket in tickets.rows.items():
+            blocks = [verdict.blocks[row][place] for place in np.flatnonzero(ticket.object_results)]
+            spec = self.table.row(row)
+            is_state = spec.kind is RowKind.SNAPSHOT
+            failed[row] = [(block + 1) * spec.block_tokens if is_state else block for block in blocks]
+        return {row: units for row, units in failed.items() if units}
+
+    def _blank(self, row: str, count: int) -> Payloads:
+        geometry = self._plans[row].geometry
+        return np.zeros((count, geometry.shards, geometry.shard_bytes), dtype=np.uint8)
+
+
+_UNKNOWN = "the model's weights are unknown"
+
+
+def _settings(config: str | os.PathLike[str] | None) -> CacheConfig:
+    return CacheConfig() if config is None else CacheConfig(root=os.fspath(config))
+
+
+def _check_grain(config: CacheConfig, table: SpecTable, identity: ModelIdentity) -> None:
+    if table.digest.hex() != identity.table:
+        raise ConfigError(
+            f"the identity was made for the table {identity.table[:12]}, not for {table.digest.hex()[:12]};"
+            " make both from the same model"
+        )
+    if table.grain_tokens != identity.grain_tokens:
+        raise ConfigError(
+            f"the table has {table.grain_tokens} tokens per grain, the identity {identity.grain_tokens}"
+        )
+    asked = "grain_tokens" in config.model_fields_set
+    if asked and config.grain_tokens != table.grain_tokens:
+        raise ConfigError(
+            f"setting 'grain_tokens' = {config.grain_tokens}, but the table has {table.grain_tokens};"
+            " make the table with the same grain"
+        )

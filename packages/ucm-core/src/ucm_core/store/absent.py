@@ -1,0 +1,130 @@
+"""The store that keeps nothing: every lookup is a miss, every save is counted as not kept."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from ucm_core.flow.copy import BlockSource, BlockTarget
+from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.store.block import BlockStoreStatistics
+from ucm_core.store.donation import Donation
+from ucm_core.store.geometry import Geometry
+from ucm_core.store.ledger import PinBook, Pins
+from ucm_core.store.tiers import KeyBatch, Keys, Mask, count_failures
+
+
+class ObjectStore(Protocol):
+    """What `ucm_core.store.block.BlockStore`, which has the terms, and `AbsentStore` have in common."""
+
+    @property
+    def geometry(self) -> Geometry:
+        """Shards and bytes of every object."""
+
+    def lookup(self, keys: Keys) -> Mask:
+        """Which of the keys are there."""
+
+    def lookup_prefix(self, keys: Keys) -> int:
+        """How many leading keys are there."""
+
+    def load(self, keys: Keys, target: BlockTarget) -> Ticket:
+        """Bring objects to ``target``."""
+
+    def prefetch(self, keys: Keys) -> Ticket:
+        """Bring objects into the ring."""
+
+    def save(self, keys: Keys, source: BlockSource, *, gather_inline: bool = True) -> Ticket:
+        """Keep objects of ``source``."""
+
+    def reserve(self, key: Keys) -> Donation | None:
+        """Memory for one object, to be written in place."""
+
+    def pin(self, keys: Keys) -> Pins:
+        """Keep objects in the ring."""
+
+    def pinned_names(self) -> frozenset[bytes]:
+        """Keys that this process holds in the ring."""
+
+    def touch(self, keys: Keys) -> None:
+        """Mark objects as used."""
+
+    def drop(self, keys: Keys) -> None:
+        """Remove objects."""
+
+    def statistics(self) -> BlockStoreStatistics:
+        """A moment of this store."""
+
+    def check_integrity(self) -> None:
+        """Raise when the books do not balance."""
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Let go of everything."""
+
+
+class AbsentStore:
+    """Stands where nothing may be kept or found: the model is unknown, or the root cannot be used."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+        """Shards and bytes of the objects that are not kept."""
+
+    def lookup(self, keys: Keys) -> Mask:
+        """All absent."""
+        return np.zeros(len(keys), dtype=np.bool_)
+
+    def lookup_prefix(self, keys: Keys) -> int:  # noqa: ARG002 - the interface has it
+        """None."""
+        return 0
+
+    def load(self, keys: Keys, target: BlockTarget) -> Ticket:  # noqa: ARG002 - as above
+        """All ``MISS``."""
+        return self._settled("load", keys, ResultCode.MISS)
+
+    def prefetch(self, keys: Keys) -> Ticket:
+        """All ``MISS``."""
+        return self._settled("prefetch", keys, ResultCode.MISS)
+
+    def save(
+        self,
+        keys: Keys,
+        source: BlockSource,  # noqa: ARG002 - as above
+        *,
+        gather_inline: bool = True,  # noqa: ARG002 - as above
+    ) -> Ticket:
+        """All ``UNAVAILABLE``; nothing is gathered."""
+        return self._settled("save", keys, ResultCode.UNAVAILABLE)
+
+    def reserve(self, key: Keys) -> Donation | None:  # noqa: ARG002 - as above
+        """Nothing to write into."""
+        return None
+
+    def pin(self, keys: Keys) -> Pins:
+        """Nothing is kept."""
+        return Pins(keys[:0], PinBook(), lambda: None)
+
+    def pinned_names(self) -> frozenset[bytes]:
+        """None."""
+        return frozenset()
+
+    def touch(self, keys: Keys) -> None:
+        """Nothing to touch."""
+
+    def drop(self, keys: Keys) -> None:
+        """Nothing to drop."""
+
+    def statistics(self) -> BlockStoreStatistics:
+        """All zero."""
+        return BlockStoreStatistics(working=0, pending_writes=0, pins=0, ring=None)
+
+    def check_integrity(self) -> None:
+        """Nothing can be wrong."""
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Nothing to let go of."""
+
+    def _settled(self, operation: str, keys: Keys, code: ResultCode) -> Ticket:
+        ticket = Ticket(KeyBatch(keys).count, self.geometry.shards, durable=True)
+        ticket.settle_rest(code)
+        count_failures(operation, ticket.object_results)
+        return ticket

@@ -1,0 +1,134 @@
+"""All stores of one namespace: for every cached row a ring over files, sized together."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from ucm_core.errors import StoreError
+from ucm_core.spec.keys import row_seed
+from ucm_core.spec.table import RowKind, SpecRow, SpecTable
+from ucm_core.spec.units import Segment
+from ucm_core.store.absent import AbsentStore, ObjectStore
+from ucm_core.store.block import BlockStore
+from ucm_core.store.files import FileTier
+from ucm_core.store.geometry import Geometry
+from ucm_core.store.pool import IoPool
+from ucm_core.store.ring import Ring
+from ucm_core.store.root import CacheRoot, Namespace
+from ucm_core.store.sizing import RingDemand, ring_slots
+from ucm_core.store.tiers import Room, StoreLimits
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """One row as this process stores it, whole: all its units, all its heads."""
+
+    row: SpecRow
+    geometry: Geometry
+    segment: str
+    slots: int
+    """Slots of its ring, should it not live already."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreParts:
+    """What all stores of one process share."""
+
+    root: CacheRoot
+    pool: IoPool
+    limits: StoreLimits
+    room: Room | None
+
+
+def plan_rows(table: SpecTable, ring_bytes: int | None) -> dict[str, RowPlan]:
+    """One plan for every row that is cached; touches nothing.
+
+    Raises `ucm_core.ConfigError` when ``ring_bytes`` is too small, `ucm_core.SpecError` when an object would
+    have more shards than a header has room for.
+    """
+    rows = [row for row in table.rows if row.kind is not RowKind.NONE]
+    shapes = {row.name: Geometry.of_row(row) for row in rows}
+    demands = {row.name: RingDemand(shapes[row.name].payload_bytes, _tokens(row)) for row in rows}
+    slots = ring_slots(demands, ring_bytes) if rows else {}
+    return {
+        row.name: RowPlan(row, shapes[row.name], Segment(units=(0, len(row.units))).name, slots[row.name])
+        for row in rows
+    }
+
+
+def key_seeds(table: SpecTable, namespace_digest: bytes) -> dict[str, bytes]:
+    """The 32-byte seed of every row's keys; a follower rides on its source's block ids, so has its seed."""
+    rows = (row for row in table.rows if row.kind is not RowKind.NONE)
+    return {row.name: row_seed(namespace_digest, row.follows or row.name) for row in rows}
+
+
+def open_stores(
+    plans: Mapping[str, RowPlan], digest: bytes, *, namespace: Namespace, parts: StoreParts
+) -> dict[str, ObjectStore]:
+    """Open the store of every row of the namespace ``digest``; on an error none stays open."""
+    stores: dict[str, ObjectStore] = {}
+    try:
+        for name, plan in plans.items():
+            stores[name] = _open_store(plan, row_seed(digest, name), namespace, parts)
+    except BaseException:
+        close_stores(stores)
+        raise
+    return stores
+
+
+def absent_stores(plans: Mapping[str, RowPlan]) -> dict[str, ObjectStore]:
+    """For every row a store that keeps nothing."""
+    return {name: AbsentStore(plan.geometry) for name, plan in plans.items()}
+
+
+def close_stores(stores: Mapping[str, ObjectStore]) -> None:
+    """Close them all."""
+    for store in stores.values():
+        store.close()
+
+
+def ring_name(root: str | os.PathLike[str], namespace: str, row: str, segment: str) -> str:
+    """Name of a ring: 16 hex digits that all processes of one root, namespace, row and segment share."""
+    words = [os.path.realpath(root), namespace, row, segment]
+    framed = b"".join(len(word).to_bytes(8, "little") + word for word in map(os.fsencode, words))
+    return hashlib.blake2b(framed, digest_size=8).hexdigest()
+
+
+def _open_store(plan: RowPlan, seed: bytes, namespace: Namespace, parts: StoreParts) -> BlockStore:
+    files = FileTier(
+        namespace.row_directory(plan.row.name),
+        plan.geometry,
+        row_seed=seed,
+        segment=plan.segment,
+        root=parts.root,
+    )
+    name = ring_name(parts.root.path, namespace.path.name, plan.row.name, plan.segment)
+    return BlockStore(
+        _open_ring(name, plan), files, parts.pool, row=plan.row.name, limits=parts.limits, room=parts.room
+    )
+
+
+def _open_ring(name: str, plan: RowPlan) -> Ring:
+    """The ring of all processes; a private one where shared memory is refused."""
+    open_ring = partial(
+        Ring.open,
+        slots=plan.slots,
+        payload_bytes=plan.geometry.payload_bytes,
+        geometry_digest=plan.geometry.digest,
+    )
+    try:
+        return open_ring(name)
+    except (StoreError, OSError) as error:
+        _log.warning("row %s: no shared ring, this process uses a private one: %s", plan.row.name, error)
+        return open_ring(None)
+
+
+def _tokens(row: SpecRow) -> int:
+    return row.interval or row.block_tokens if row.kind is RowKind.SNAPSHOT else row.block_tokens
