@@ -39,7 +39,8 @@ def block_pieces(
         [payload, low - first_tokens[:, None], _pages(table, page), low - page * page_tokens, high - low],
         axis=-1,
     )
-    return np.ascontiguousarray(rows[high > low].astype(np.int64))
+    pieces: Int64s = np.ascontiguousarray(rows[high > low].astype(np.int64))
+    return pieces
 
 
 def state_pieces(pages: Sequence[int]) -> Int64s:

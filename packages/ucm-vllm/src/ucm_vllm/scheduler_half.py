@@ -67,6 +67,11 @@ class SchedulerHalf:
         """Requests that are remembered; 0 once vLLM has finished all."""
         return len(self._records)
 
+    @property
+    def state_rows(self) -> tuple[str, ...]:
+        """Names of the rows that hold states."""
+        return tuple(row.name for row in self._spec.table.snapshot_rows)
+
     # -- before a step
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int, bool]:
@@ -189,7 +194,10 @@ class SchedulerHalf:
         # vLLM may have room for less than was promised: ask again, as if the request ended there
         asked = resume_tokens + TAIL_TOKENS
         verdict = self._verdict(cache, chain, asked, local_tokens=record.local_tokens)
-        return self._planner.load(verdict, tables) if verdict.hit.resume_tokens == resume_tokens else None
+        if verdict.hit.resume_tokens != resume_tokens:
+            return None
+        cache.touch(verdict)
+        return self._planner.load(verdict, tables)
 
     # -- saves
 
