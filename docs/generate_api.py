@@ -99,9 +99,11 @@ def _signature(node: Definition) -> Iterator[str]:
         return
     bases = ", ".join(ast.unparse(base) for base in node.bases)
     yield f"class {node.name}({bases})" if bases else f"class {node.name}"
-    for field in node.body:
-        if isinstance(field, ast.AnnAssign | ast.Assign) and not ast.unparse(field).startswith("_"):
-            yield f"    {ast.unparse(field)}"
+    for member in node.body:
+        if isinstance(member, ast.AnnAssign | ast.Assign) and not ast.unparse(member).startswith("_"):
+            yield f"    {ast.unparse(member)}"
+        elif isinstance(member, ast.FunctionDef) and member.name == "__init__":
+            yield f"    {next(_signature(member))}"
 
 
 def _member(node: ast.stmt) -> Iterator[str]:
