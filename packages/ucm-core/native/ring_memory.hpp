@@ -180,10 +180,13 @@ public:
       throw std::system_error(error, std::generic_category(), "mapping the ring");
     }
     base_ = static_cast<uint8_t *>(memory);
+    // A mapping keeps the open file description alive, and with it the locks: a forked child must not inherit it, or
+    // the death of its parent would go unnoticed.
+    madvise(base_, bytes, MADV_DONTFORK);
   }
   ~Region() {
     close_descriptor();
-    munmap(base_, bytes_);
+    if (getpid() == pid_) munmap(base_, bytes_);  // in a forked child something else may lie there
   }
   Region(const Region &) = delete;
   Region &operator=(const Region &) = delete;
@@ -204,7 +207,8 @@ public:
   }
 
 private:
-  uint64_t bytes_;
+  const pid_t pid_ = getpid();
+  const uint64_t bytes_;
   int fd_;
   uint8_t *base_ = nullptr;
 };

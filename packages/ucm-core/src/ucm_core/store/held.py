@@ -54,7 +54,7 @@ class HeldSlots:
 
     def wait(self, places: Int64s, timeout_s: float) -> npt.NDArray[np.uint8]:
         """Outcomes of waiting for whoever fills these slots."""
-        return self._ring.wait(self._claims.slots[places], self._claims.version[places], timeout_s)
+        return self._ring.wait(self._claims.slots[places], self._claims.version[places], timeout_s=timeout_s)
 
     def hand_over(self, places: Int64s) -> Slots:
         """Slots whose reference is the caller's from now on."""

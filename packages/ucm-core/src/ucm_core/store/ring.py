@@ -157,7 +157,7 @@ class Ring:
         """
         return Claims(*self._native.pin(np.ascontiguousarray(keys)))
 
-    def wait(self, slots: Slots, versions: Versions, timeout_s: float) -> npt.NDArray[np.uint8]:
+    def wait(self, slots: Slots, versions: Versions, *, timeout_s: float) -> npt.NDArray[np.uint8]:
         """Wait until referenced slots are no longer loading: ``uint8[n]`` of READY, FAILED or TIMEOUT.
 
         The death of an owner is noticed within a fraction of a second and makes FAILED. References stay.
