@@ -41,7 +41,7 @@ def slug(name: str) -> str:
     >>> slug("window-128")
     'window-128'
     >>> slug("org/a")[:8], slug("org/a") == slug("org-a")
-    ('org-a~93', False)
+    ('org-a~f2', False)
     """
     if _PLAIN.fullmatch(name) and name != MANIFEST:
         return name
