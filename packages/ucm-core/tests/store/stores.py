@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from pathlib import Path
+from typing import Any
 
 from ucm_core.store.block import BlockStore
 from ucm_core.store.files import FileTier
@@ -19,6 +20,42 @@ NAMESPACE = "ab" * 16
 PATIENT = StoreLimits(save_wait_s=20.0)
 
 
+class Faults:
+    """Makes chosen calls of the tiers fail: a double around a real ring or file tier that breaks at will."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        """Every call that was made, as "Ring.claim"."""
+        self.broken: dict[str, int] = {}
+        """How many of the next calls raise, by name."""
+
+    def wrap(self, tier: Any) -> Any:
+        """The tier behind this switchboard."""
+        return _Wrapped(tier, self)
+
+    def check(self, name: str) -> None:
+        self.seen.add(name)
+        if self.broken.get(name, 0):
+            self.broken[name] -= 1
+            raise OSError(f"{name} broken on purpose")
+
+
+class _Wrapped:
+    def __init__(self, tier: Any, faults: Faults) -> None:
+        self._tier, self._faults = tier, faults
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._tier, name)
+        if not callable(value):
+            return value
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self._faults.check(f"{type(self._tier).__name__}.{name}")
+            return value(*arguments, **named)
+
+        return call
+
+
 def open_store(
     directory: Path,
     geometry: Geometry,
@@ -28,6 +65,7 @@ def open_store(
     limits: StoreLimits = PATIENT,
     capacity_bytes: int | None = None,
     ring_name: str | None = None,
+    faults: Faults | None = None,
 ) -> BlockStore:
     """A store over ``directory``; its root and its threads end with it."""
     root = CacheRoot(directory, capacity_bytes=capacity_bytes).open()
@@ -38,6 +76,8 @@ def open_store(
         ring_name, slots=slots, payload_bytes=geometry.payload_bytes, geometry_digest=geometry.digest
     )
     pool = IoPool(threads)
+    if faults is not None:
+        ring, files = faults.wrap(ring), faults.wrap(files)
     room = Collector(root.path, root.usage, pool) if root.available else None
     store = BlockStore(ring, files, pool, row="row", limits=limits, room=room)
     weakref.finalize(store, _end, root, pool)

@@ -231,9 +231,10 @@ class BlockStore:
         except Exception:  # noqa: BLE001 - the border of the store: storage never raises into the engine's loop
             metrics.ERRORS.labels(where="block_store").inc()
             log.exception("row %s: unexpected failure", self._tiers.row)
+            ticket.settle(positions, ResultCode.UNAVAILABLE)
+            ticket.settle_durable(positions, ResultCode.UNAVAILABLE)
         finally:
             self._work.end()
-            ticket.settle(positions, ResultCode.UNAVAILABLE)
 
     def _count_lookups(self, in_ring: Mask, found: Mask) -> None:
         ring, anywhere = int(in_ring.sum()), int(found.sum())

@@ -51,7 +51,6 @@ class Writer:
     def write(self, names: list[bytes], slots: Slots, waiters: list[Waiter], *, inline: bool = False) -> None:
         """Take over one reference to each slot, and write it under its name, here or on the pool."""
         mine = self._register(names, waiters)
-        self._tiers.ring.release(slots[~mine])
         places = np.flatnonzero(mine)
         size = self._tiers.chunk_objects
         for begin in range(0, places.size, size):
@@ -59,6 +58,7 @@ class Writer:
             work = _WriteWork(self, [names[i] for i in chunk], slots[chunk])
             if inline or not self._tiers.pool.submit(Priority.WRITE, work.run):
                 work.run()
+        self._tiers.ring.release(slots[~mine])
 
     def wait_for_progress(self, seen: int, deadline: float) -> bool:
         """Wait until more than ``seen`` pieces of work ended; False: none is pending, or it took too long."""

@@ -1,0 +1,71 @@
+"""The threads of a cache: priorities, no lost work, no thread lost to an exception."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ucm_core.ops import metrics
+from ucm_core.store.pool import IoPool, Priority
+
+WAIT_S = 60.0
+
+
+def test_loads_overtake_writes() -> None:
+    pool = IoPool(1)
+    gate = threading.Event()
+    order: list[str] = []
+    pool.submit(Priority.LOAD, lambda: gate.wait(WAIT_S) and None)
+    for name, priority in (("background", 3), ("write", 2), ("prefetch", 1), ("load", 0), ("second load", 0)):
+        pool.submit(Priority(priority), lambda name=name: order.append(name))
+    gate.set()
+    pool.close(WAIT_S)
+    assert order == ["load", "second load", "prefetch", "write", "background"]
+
+
+def test_threads_start_on_demand_and_no_more_than_allowed() -> None:
+    pool = IoPool(3)
+    barrier = threading.Barrier(4)
+    before = threading.active_count()
+    for _ in range(3):
+        pool.submit(Priority.LOAD, lambda: barrier.wait(WAIT_S) and None)
+    barrier.wait(WAIT_S)
+    assert threading.active_count() <= before + 3
+    pool.close(WAIT_S)
+    assert pool.threads == 3
+
+
+def test_close_finishes_what_is_queued_and_refuses_more() -> None:
+    pool = IoPool(2)
+    done: list[int] = []
+    for number in range(100):
+        assert pool.submit(Priority.WRITE, lambda number=number: done.append(number))
+    pool.close(WAIT_S)
+    assert sorted(done) == list(range(100))
+    assert not pool.submit(Priority.LOAD, lambda: done.append(-1))
+    assert -1 not in done
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, OSError])
+def test_work_that_raises_costs_no_thread(error: type[Exception]) -> None:
+    pool = IoPool(1)
+    counter = metrics.ERRORS.labels(where="io_thread")
+    before = counter._value.get()
+    done = threading.Event()
+
+    def fail() -> None:
+        raise error("on purpose")
+
+    for _ in range(3):
+        pool.submit(Priority.LOAD, fail)
+    pool.submit(Priority.LOAD, done.set)
+    assert done.wait(WAIT_S)
+    assert counter._value.get() == before + 3
+    pool.close(WAIT_S)
+
+
+def test_a_pool_may_be_closed_by_its_own_work() -> None:
+    pool = IoPool(1)
+    pool.submit(Priority.LOAD, lambda: pool.close(WAIT_S))
+    pool.close(WAIT_S)
