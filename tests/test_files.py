@@ -154,3 +154,11 @@ def test_links_between_documents_lead_somewhere() -> None:
     for name, text in texts({".md"}).items():
         for target in re.findall(r"\]\(([^)#\s]+)", text):
             assert "://" in target or (ROOT / name).parent.joinpath(target).exists(), f"{name}: {target}"
+
+
+def test_test_modules_of_one_suite_have_different_names() -> None:
+    suites = [
+        [p.name for p in committable() if p.is_relative_to(path) and p.name.startswith("test_")]
+        for path in packages()
+    ]
+    assert [name for names in suites for name in set(names) if names.count(name) > 1] == []
