@@ -190,6 +190,13 @@ def test_a_failed_follower_rewinds_all_rows() -> None:
     assert rewind(spec, known, hit, {"f": [4]}).resume_tokens == 64
 
 
+def test_a_rewind_never_goes_deeper_than_the_hit() -> None:
+    spec = table(FULL, snapshot("s", 16))
+    hit = resolve_hit(spec, {"full": whole(9), "s": states(16, 48)}, request_tokens=100)
+    later = {"full": whole(9), "s": states(16, 48, 80)}
+    assert rewind(spec, later, hit, {"s": [48]}).resume_tokens == 16
+
+
 def test_a_failure_of_an_unknown_row_is_refused() -> None:
     hit = resolve_hit(table(FULL), {}, request_tokens=100)
     with pytest.raises(SpecError, match="no row 'fulll'"):

@@ -171,6 +171,24 @@ class TestFewQuestions:
         assert sum(node.stores["b"].asked) == 4
 
 
+class TestNoBoundaryIsSkipped:
+    """Batches from deep to shallow meet without a gap, and go on until a joint boundary."""
+
+    def test_a_lone_state_is_found_wherever_it_is(self) -> None:
+        request = chain_of(HYBRID, 64 * 200)
+        for block in range(1, 200, 7):
+            node = Node(HYBRID)
+            node.store(request, {"full": whole(200), "window": whole(200), "state": states(64 * block)})
+            assert node.coordinator.verdict(request, request_tokens=12_800).hit.resume_tokens == 64 * block
+
+    @pytest.mark.parametrize("block", range(4, 200, 13))
+    def test_a_lone_window_is_found_wherever_it_is(self, block: int) -> None:
+        spec = table(FULL, WINDOW)
+        node, request = Node(spec), chain_of(spec, 64 * 200)
+        node.store(request, {"full": whole(200), "window": blocks((block - 4, block))})
+        assert node.coordinator.verdict(request, request_tokens=12_800).hit.resume_tokens == 64 * block
+
+
 class TestFailures:
     """A failed load changes the next verdict; a failed lookup is a miss."""
 
