@@ -12,6 +12,7 @@ from e2e.harness import Prompt
 
 GRAIN_TOKENS = 64
 MAX_TOKENS = 16
+RING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +73,13 @@ def llm_arguments(model: Model, checkpoint: Path, **more: Any) -> dict[str, Any]
 def connector(
     root: Path | str, *, role: str = "kv_both", policy: str = "recompute", **settings: Any
 ) -> dict[str, Any]:
-    """`kv_transfer_config` for UCM with its cache at `root`."""
+    """`kv_transfer_config` for UCM with its cache at `root`; its ring is small unless `settings` say more."""
     return {
         "kv_connector": "UCMConnector",
         "kv_connector_module_path": "ucm_vllm",
         "kv_role": role,
         "kv_load_failure_policy": policy,
-        "kv_connector_extra_config": {"root": str(root), **settings},
+        "kv_connector_extra_config": {"root": str(root), "ring_bytes": RING_BYTES} | settings,
     }
 
 
