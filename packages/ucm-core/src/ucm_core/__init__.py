@@ -16,20 +16,20 @@ equal before one computation's bytes may serve another). Save, resolve, load:
 ...     parts: [{name: k, shape: [2, 16], dtype: bfloat16}, {name: v, shape: [2, 16], dtype: bfloat16}]
 ... ''')
 >>> identity = ModelIdentity(
-...     config='{"model_type": "llama"}', weights="00" * 32, revision=None,
+...     config='{"model_type": "example"}', weights="00" * 32, revision=None,
 ...     compute_dtype="bfloat16", kv_dtype="bfloat16", table=table.digest.hex(),
 ... )
 >>> root = tempfile.TemporaryDirectory()
 >>> config = CacheConfig(root=root.name, ring_bytes="1MB", disk_bytes="1GB")
 >>> prompt = list(range(200))                                     # token ids
 >>> blocks = np.full((3, 2, table.row("full").unit_bytes), 7, dtype=np.uint8)     # three blocks
->>> with Cache.open(config, table, identity) as cache:
+>>> with Cache.open(config, table, identity=identity) as cache:
 ...     cache.save(cache.chain(prompt), {"full": blocks}).wait_durable()
 True
 
 Another process, another engine, another day:
 
->>> with Cache.open(config, table, identity) as cache:
+>>> with Cache.open(config, table, identity=identity) as cache:
 ...     chain = cache.chain(prompt + [1, 2, 3])                   # a longer prompt with the same prefix
 ...     loaded = cache.load(chain, cache.resolve(chain))
 >>> loaded.resume_tokens                                          # tokens that need not be computed again
