@@ -5,6 +5,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,16 @@ def test_writes_in_quick_succession_are_never_confused(tmp_path, digester):
         path.write_bytes(bytes([number]) * 64)
         seen.add(digester.digest(tmp_path))
     assert len(seen) == 10
+
+
+def test_a_fresh_file_is_read_only_when_a_later_write_would_show(model, digester, monkeypatch):
+    def hash_when_settled(path):
+        assert time.time_ns() >= path.stat().st_ctime_ns + checkpoint._TICK_NS
+        return bytes(32)
+
+    monkeypatch.setattr(checkpoint, "_hash_file", hash_when_settled)
+    digester.digest(model)
+    assert digester.files_hashed == 2
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b'{"key": [1], "digest": "00"}', b"\xff\xfe"])

@@ -50,6 +50,8 @@ DIFFERENT = [
 DIFFERENT += [
     {"a": "1"},
     ["a", 1],
+    ["a", "bsc"],
+    ["asb", "c"],
     "ab",
     ["a", "b"],
     ["ab", ""],

@@ -180,9 +180,9 @@ class PrefixChain:
         if not 0 <= tokens <= self._token_count:
             raise SpecError(f"cannot truncate a chain of {self._token_count} tokens to {tokens}")
         self._token_count = tokens
-        # Fresh arrays: views that were handed out before must not change when the chain grows another way.
-        self._ids = _narrowed(self._ids[:tokens].copy())
-        self._digests = self._digests[: tokens // self.grain_tokens].copy()
+        # Cut to size, so that growing allocates anew: views that were handed out must never change.
+        self._ids = _narrowed(self._ids[:tokens])
+        self._digests = self._digests[: tokens // self.grain_tokens]
 
     def block_digests(self, block_tokens: int) -> Digests:
         """Return the digest at the end of each whole block, ``uint8[blocks, 32]``, read-only."""
