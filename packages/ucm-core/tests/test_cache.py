@@ -30,7 +30,7 @@ def open_cache(
     root: Path, table: SpecTable = DENSE, identity: ModelIdentity | None = None, **settings: object
 ) -> Cache:
     config = CacheConfig(**{"root": root, "ring_bytes": RING_BYTES, "disk_bytes": 1 << 30, **settings})
-    return Cache.open(config, table, identity or identity_of(table))
+    return Cache.open(config, table, identity=identity or identity_of(table))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ BLOCKS = 6
 
 def open_cache(root: Path) -> Cache:
     config = CacheConfig(root=root, ring_bytes=RING_BYTES, disk_bytes=1 << 30)
-    return Cache.open(config, HYBRID, identity_of(HYBRID))
+    return Cache.open(config, HYBRID, identity=identity_of(HYBRID))
 
 
 def tokens_of(seed: int) -> list[int]:

@@ -22,7 +22,7 @@ equal before one computation's bytes may serve another). Save, resolve, load:
 >>> root = tempfile.TemporaryDirectory()
 >>> config = CacheConfig(root=root.name, ring_bytes="1MB", disk_bytes="1GB")
 >>> prompt = list(range(200))                                     # token ids
->>> blocks = np.full((3, 2, table.row("full").unit_bytes), 7, dtype=np.uint8)     # three blocks
+>>> blocks = np.full((3, 2, table.row("full").unit_bytes), 7, dtype=np.uint8)  # three blocks
 >>> with Cache.open(config, table, identity=identity) as cache:
 ...     cache.save(cache.chain(prompt), {"full": blocks}).wait_durable()
 True

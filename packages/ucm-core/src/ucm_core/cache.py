@@ -96,7 +96,7 @@ class Cache:
     """
 
     def __init__(
-        self, config: CacheConfig, table: SpecTable, identity: ModelIdentity, *, plans: Mapping[str, RowPlan]
+        self, config: CacheConfig, table: SpecTable, *, identity: ModelIdentity, plans: Mapping[str, RowPlan]
     ) -> None:
         self.config = config
         """The settings."""
@@ -113,7 +113,11 @@ class Cache:
 
     @classmethod
     def open(
-        cls, config: CacheConfig | str | os.PathLike[str] | None, table: SpecTable, identity: ModelIdentity
+        cls,
+        config: CacheConfig | str | os.PathLike[str] | None,
+        table: SpecTable,
+        *,
+        identity: ModelIdentity,
     ) -> Self:
         """Open the cache of ``identity``; ``config`` may be the root's directory, None = all defaults.
 
@@ -123,7 +127,7 @@ class Cache:
         """
         settings = config if isinstance(config, CacheConfig) else _settings(config)
         _check_grain(settings, table, identity)
-        return cls(settings, table, identity, plans=plan_rows(table, settings.ring_bytes))
+        return cls(settings, table, identity=identity, plans=plan_rows(table, settings.ring_bytes))
 
     @property
     def identity(self) -> ModelIdentity:
@@ -176,7 +180,9 @@ class Cache:
             row: first_block if isinstance(first_block, int) else first_block.get(row, 0) for row in payloads
         }
         keys = {
-            row: space.coordinator.keys(chain, row, begins[row], begins[row] + len(blocks))
+            row: space.coordinator.keys(
+                chain, row, begin_block=begins[row], end_block=begins[row] + len(blocks)
+            )
             for row, blocks in payloads.items()
         }
         sources = {row: self._buffer(row, blocks) for row, blocks in payloads.items()}
@@ -232,7 +238,7 @@ class Cache:
             failed = self._failed_units(verdict, tickets)
             if not failed:
                 return Loaded(verdict, payloads)
-            verdict = space.coordinator.rewind(chain, verdict, failed)
+            verdict = space.coordinator.rewind(chain, verdict, failed=failed)
 
     def load_into(self, verdict: Verdict, targets: Mapping[str, BlockTarget]) -> TicketGroup:
         """Begin to load the blocks ``verdict.blocks[row]`` of every row to its target; does not wait."""

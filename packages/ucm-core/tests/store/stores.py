@@ -13,7 +13,7 @@ from ucm_core.store.geometry import Geometry
 from ucm_core.store.pool import IoPool
 from ucm_core.store.ring import Ring
 from ucm_core.store.root import CacheRoot
-from ucm_core.store.tiers import StoreLimits
+from ucm_core.store.tiers import StoreLimits, Tiers
 
 ROW_SEED = bytes(range(32))
 NAMESPACE = "ab" * 16
@@ -79,7 +79,7 @@ def open_store(
     if faults is not None:
         ring, files = faults.wrap(ring), faults.wrap(files)
     room = Collector(root.path, root.usage, pool) if root.available else None
-    store = BlockStore(ring, files, pool, row="row", limits=limits, room=room)
+    store = BlockStore(Tiers(ring, files, pool, "row", limits), room=room)
     weakref.finalize(store, _end, root, pool)
     return store
 

@@ -88,7 +88,7 @@ class EngineCache:
                 f"namespace {namespace} (scheduler half) is not {wanted.namespace} (worker half): not cached",
             )
             return None
-        return self._replace(Cache.open(self._config, self._model.table, wanted))
+        return self._replace(Cache.open(self._config, self._model.table, identity=wanted))
 
     def close(self) -> None:
         """Let go of the cache; waits a bounded time for what is being written. Idempotent."""
@@ -100,7 +100,7 @@ class EngineCache:
         try:
             weights = self._digest(self._model.directory)
             cache = Cache.open(
-                self._config, self._model.table, replace(self._model.identity, weights=weights)
+                self._config, self._model.table, identity=replace(self._model.identity, weights=weights)
             )
         except IdentityError as error:
             border.complaints.say(

@@ -25,14 +25,13 @@ from ucm_core.flow.copy import BlockSource, BlockTarget
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.store.donation import Donation
-from ucm_core.store.files import FileTier
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.ledger import PinBook, Pins, RecentTouches, WorkGate
 from ucm_core.store.loading import LoadOrder, load_chunk
-from ucm_core.store.pool import IoPool, Priority
-from ucm_core.store.ring import Outcome, Ring, RingStatistics
+from ucm_core.store.pool import Priority
+from ucm_core.store.ring import Outcome, RingStatistics
 from ucm_core.store.saving import Save, Writer
-from ucm_core.store.tiers import Int64s, KeyBatch, Keys, Mask, Room, StoreLimits, Tiers, log
+from ucm_core.store.tiers import Int64s, KeyBatch, Keys, Mask, Room, Tiers, log
 
 PREFIX_STEP_BLOCKS = 64
 
@@ -59,17 +58,8 @@ class BlockStore:
     the capacity bound; None = a write that the bound refuses stays refused.
     """
 
-    def __init__(
-        self,
-        ring: Ring,
-        files: FileTier,
-        pool: IoPool,
-        *,
-        row: str = "row",
-        limits: StoreLimits = StoreLimits(),  # noqa: B008 - frozen
-        room: Room | None = None,
-    ) -> None:
-        self._tiers = Tiers(ring, files, pool, row, limits)
+    def __init__(self, tiers: Tiers, *, room: Room | None = None) -> None:
+        self._tiers = tiers
         self._writer = Writer(self._tiers, room)
         self._work = WorkGate()
         self._touches = RecentTouches()
@@ -137,7 +127,7 @@ class BlockStore:
         """
         if self._work.closed or self.lookup(key[None])[0]:
             return None
-        return Donation.claim(self._tiers, self._writer, key)
+        return Donation.claim(self._tiers, self._writer, key=key)
 
     def pin(self, keys: Keys) -> Pins:
         """Keep what the ring holds of ``keys`` in the ring until the pins are released (`Pins`)."""
@@ -199,7 +189,9 @@ class BlockStore:
         ticket = Ticket(batch.count, self.geometry.shards, durable=False)
         order = LoadOrder(batch, ticket, target)
         for ids in self._tiers.chunks(len(batch)):
-            self._submit(priority, ticket, batch.positions(ids), partial(load_chunk, self._tiers, order, ids))
+            self._submit(
+                priority, ticket, batch.positions(ids), partial(load_chunk, self._tiers, order, ids=ids)
+            )
         return ticket
 
     def _submit(

@@ -32,7 +32,7 @@ class Donation:
         self._open = True
 
     @classmethod
-    def claim(cls, tiers: Tiers, writer: Writer, key: Keys) -> Donation | None:
+    def claim(cls, tiers: Tiers, writer: Writer, *, key: Keys) -> Donation | None:
         """A donation of ``key``; None when it is present or somebody else fills it; raises `NoSpace`."""
         deadline = time.monotonic() + tiers.limits.save_wait_s
         while True:
@@ -49,7 +49,7 @@ class Donation:
                     f"row {tiers.row}: none of {tiers.ring.slots} ring slots is free; raise ring_bytes"
                 )
 
-    def view(self, shard: int, begin: int = 0, end: int | None = None) -> memoryview:
+    def view(self, shard: int, *, begin: int = 0, end: int | None = None) -> memoryview:
         """Bytes ``[begin, end)`` of a shard, writable, content undefined until written."""
         self._check_open()
         geometry = self._tiers.files.geometry
@@ -69,7 +69,7 @@ class Donation:
         self._tiers.ring.publish(self._slots)
         ticket = Ticket(1, geometry.shards, durable=True)
         ticket.settle([0], ResultCode.OK)
-        self._writer.write([self._key.tobytes()], self._slots, [(ticket, np.array([0]))])
+        self._writer.write([self._key.tobytes()], self._slots, waiters=[(ticket, np.array([0]))])
         return ticket
 
     def abort(self) -> None:

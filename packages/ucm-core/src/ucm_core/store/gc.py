@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,17 +35,17 @@ class Collection:
     freed_bytes: int = 0
 
 
-@dataclass(slots=True)
 class _Family:
-    """All segments of one key in one row."""
+    """All segments of one key in one row: their paths, and when the last of them was used."""
 
-    paths: list[str] = field(default_factory=list)
-    size_bytes: int = 0
-    used_ns: int = 0
+    __slots__ = ("paths", "used_ns")
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.used_ns = 0
 
     def add(self, path: str, status: os.stat_result) -> None:
         self.paths.append(path)
-        self.size_bytes += status.st_size
         self.used_ns = max(self.used_ns, status.st_mtime_ns)
 
 

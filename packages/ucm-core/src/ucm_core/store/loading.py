@@ -36,10 +36,10 @@ class LoadOrder:
         return "prefetch" if self.target is None else "load"
 
 
-def load_chunk(tiers: Tiers, order: LoadOrder, ids: Int64s) -> None:
+def load_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
     """Load the distinct keys ``ids`` and settle their positions; after an exception the caller does."""
     if order.ticket.cancelled:
-        order.batch.settle(order.ticket, ids, ResultCode.CANCELLED)
+        order.batch.settle(order.ticket, ids, codes=ResultCode.CANCELLED)
         return
     with HeldSlots(tiers.ring, tiers.ring.claim(order.batch.keys[ids])) as held:
         chunk = _Chunk(tiers, order, ids, held)
@@ -126,5 +126,5 @@ def _scatter(target: BlockTarget, index: Int64s, address: Int64s) -> Codes:
 
 def _settle_failures(order: LoadOrder, ids: Int64s, codes: Codes) -> None:
     if ids.size:
-        order.batch.settle(order.ticket, ids, codes)
+        order.batch.settle(order.ticket, ids, codes=codes)
         count_failures(order.operation, codes)

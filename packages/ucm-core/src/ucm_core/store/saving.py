@@ -48,7 +48,7 @@ class Writer:
         with self._changed:
             return frozenset(self._waiters)
 
-    def write(self, names: list[bytes], slots: Slots, waiters: list[Waiter], *, inline: bool = False) -> None:
+    def write(self, names: list[bytes], slots: Slots, *, waiters: list[Waiter], inline: bool = False) -> None:
         """Take over one reference to each slot, and write it under its name, here or on the pool."""
         mine = self._register(names, waiters)
         places = np.flatnonzero(mine)
@@ -98,7 +98,7 @@ class Writer:
     def _has_room_for(self, refused: Int64s) -> bool:
         return bool(refused.size) and self._room is not None and self._room.make_room()
 
-    def finish(self, names: list[bytes], slots: Slots, codes: Codes) -> None:
+    def finish(self, names: list[bytes], slots: Slots, *, codes: Codes) -> None:
         """Release the slots, then tell the tickets (whoever wakes finds room)."""
         try:
             self._tiers.ring.release(slots)
@@ -135,7 +135,7 @@ class _WriteWork:
         try:
             codes = self.writer.write_now(self.names, self.slots)
         finally:
-            self.writer.finish(self.names, self.slots, codes)
+            self.writer.finish(self.names, self.slots, codes=codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Save:
     def _skip_files(self, ids: Int64s) -> Int64s:
         on_file = self._tiers.files.exist(self._batch.keys)
         present = ids[on_file]
-        self._batch.settle(self._ticket, present, ResultCode.OK)
+        self._batch.settle(self._ticket, present, codes=ResultCode.OK)
         self._ticket.settle_durable(self._batch.positions(present), ResultCode.OK)
         return ids[~on_file]
 
@@ -202,7 +202,7 @@ class Save:
         if not places.size:
             return places
         address = held.addresses(places)
-        codes = gather_each(self._source, self._batch.first[ids[places]], address)
+        codes = _gather(self._source, self._batch.first[ids[places]], address)
         geometry = self._tiers.files.geometry
         if geometry.shard_bytes != geometry.stride:
             _native.zero_padding(address, geometry.shards, geometry.shard_bytes, geometry.stride)
@@ -218,17 +218,17 @@ class Save:
         if not ids.size:
             return
         waiters = [(self._ticket, self._batch.positions(ids[i : i + 1])) for i in range(ids.size)]
-        self._batch.settle(self._ticket, ids, ResultCode.OK)
+        self._batch.settle(self._ticket, ids, codes=ResultCode.OK)
         metrics.OBJECTS_SAVED.labels(row=self._tiers.row, tier="ring").inc(ids.size)
-        self._writer.write([self._batch.names[i] for i in ids], slots, waiters, inline=on_io_thread)
+        self._writer.write([self._batch.names[i] for i in ids], slots, waiters=waiters, inline=on_io_thread)
 
     def _fail(self, ids: Int64s, code: ResultCode) -> None:
         if ids.size:
-            self._batch.settle(self._ticket, ids, code)
+            self._batch.settle(self._ticket, ids, codes=code)
             count_failures("save", np.full(ids.size, code, dtype=np.uint8))
 
 
-def gather_each(source: BlockSource, index: Int64s, address: Int64s) -> Codes:
+def _gather(source: BlockSource, index: Int64s, address: Int64s) -> Codes:
     """Gather all at once; when that raises, one by one, so that exactly the objects that raise are named."""
     codes = np.zeros(index.size, dtype=np.uint8)
     try:

@@ -99,7 +99,7 @@ class StateDonation:
         if name not in self._fields:
             raise LayoutError(f"part {name!r}: no such part; the row has {', '.join(self._fields)}")
         field = self._fields[name]
-        return self._donation.view(unit, field.begin, field.end)
+        return self._donation.view(unit, begin=field.begin, end=field.end)
 
     def commit(self) -> Ticket:
         """Store the state; every part of every unit must have been written. See `Donation.commit`."""

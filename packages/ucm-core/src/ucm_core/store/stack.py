@@ -21,7 +21,7 @@ from ucm_core.store.pool import IoPool
 from ucm_core.store.ring import Ring
 from ucm_core.store.root import CacheRoot, Namespace
 from ucm_core.store.sizing import RingDemand, ring_slots
-from ucm_core.store.tiers import Room, StoreLimits
+from ucm_core.store.tiers import Room, StoreLimits, Tiers
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def close_stores(stores: Mapping[str, ObjectStore]) -> None:
         store.close()
 
 
-def ring_name(root: str | os.PathLike[str], namespace: str, row: str, segment: str) -> str:
+def ring_name(root: str | os.PathLike[str], namespace: str, *, row: str, segment: str) -> str:
     """Name of a ring: 16 hex digits that all processes of one root, namespace, row and segment share."""
     words = [os.path.realpath(root), namespace, row, segment]
     framed = b"".join(len(word).to_bytes(8, "little") + word for word in map(os.fsencode, words))
@@ -109,10 +109,9 @@ def _open_store(plan: RowPlan, seed: bytes, namespace: Namespace, parts: StorePa
         segment=plan.segment,
         root=parts.root,
     )
-    name = ring_name(parts.root.path, namespace.path.name, plan.row.name, plan.segment)
-    return BlockStore(
-        _open_ring(name, plan), files, parts.pool, row=plan.row.name, limits=parts.limits, room=parts.room
-    )
+    name = ring_name(parts.root.path, namespace.path.name, row=plan.row.name, segment=plan.segment)
+    tiers = Tiers(_open_ring(name, plan), files, parts.pool, plan.row.name, parts.limits)
+    return BlockStore(tiers, room=parts.room)
 
 
 def _open_ring(name: str, plan: RowPlan) -> Ring:

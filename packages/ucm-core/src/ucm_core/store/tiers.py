@@ -103,7 +103,7 @@ class KeyBatch:
         """Positions in the batch of the distinct keys ``ids``."""
         return self.expand(ids)[0]
 
-    def settle(self, ticket: Ticket, ids: Int64s, codes: npt.ArrayLike) -> None:
+    def settle(self, ticket: Ticket, ids: Int64s, *, codes: npt.ArrayLike) -> None:
         """Settle every position of the distinct keys ``ids``, one code for all or one each."""
         positions, which = self.expand(ids)
         ticket.settle(positions, np.broadcast_to(np.asarray(codes, dtype=np.uint8), ids.shape)[which])
