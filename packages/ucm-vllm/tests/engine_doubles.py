@@ -1,7 +1,7 @@
 """Doubles for the scheduler half: a cache that is only a set of keys, and the steps of a scheduler.
 
-Requests, block state and scheduler output are vLLM's own classes; what stands in is the store (keys without bytes)
-and the scheduler (block tables written by the test).
+Requests, block state and scheduler output are vLLM's own classes; what stands in is the store (keys without
+bytes) and the scheduler (block tables written by the test).
 """
 
 from __future__ import annotations

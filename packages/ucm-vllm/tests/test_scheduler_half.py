@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("vllm")
 
-import families  # noqa: E402
-from engine_doubles import IDENTITY, Engine, request, saved  # noqa: E402
-from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind  # noqa: E402
+import families
+from engine_doubles import IDENTITY, Engine, request, saved
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
-from ucm_core.errors import IdentityError  # noqa: E402
-from ucm_vllm.metadata import FailedLoad, Handshake  # noqa: E402
-from ucm_vllm.spec_from_engine import EngineSpec, engine_spec  # noqa: E402
+from ucm_core.errors import IdentityError
+from ucm_vllm.metadata import FailedLoad, Handshake
+from ucm_vllm.spec_from_engine import EngineSpec, engine_spec
 
 
 def spec_of(model: families.TinyModel, align: int = 128) -> EngineSpec:
@@ -255,7 +255,7 @@ def test_a_block_smaller_than_ucms_is_gathered_from_several() -> None:
 
 
 def test_after_a_resume_saves_come_from_the_new_blocks() -> None:
-    """C-39: 192 tokens computed and saved, 10 generated, preempted; resumed on new blocks with an external hit."""
+    """C-39: 192 tokens saved, 10 generated, preempted; resumed on new blocks with an external hit."""
     engine = Engine(engine_spec_32())
     asked = request(192)
     engine.half.matched_tokens(asked, 0)

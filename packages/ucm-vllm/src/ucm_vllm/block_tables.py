@@ -54,7 +54,8 @@ def state_pieces(pages: Sequence[int]) -> Int64s:
 
 def held(pieces: Int64s) -> Int64s:
     """The pieces that lie in real pages."""
-    return pieces[pieces[:, PAGE] != NULL_PAGE]
+    real: Int64s = pieces[pieces[:, PAGE] != NULL_PAGE]
+    return real
 
 
 def whole(pieces: Int64s, count: int) -> Mask:

@@ -244,8 +244,8 @@ class SchedulerHalf:
         if begin >= end or chain is None:
             return None
         record.cursors[row.name] = end
-        missing = cache.coordinator.missing(chain, row.name, begin, end)
-        keys = cache.coordinator.keys(chain, row.name, begin, end)[missing]
+        missing = cache.coordinator.missing(chain, row.name, begin_block=begin, end_block=end)
+        keys = cache.coordinator.keys(chain, row.name, begin_block=begin, end_block=end)[missing]
         return self._planner.save_blocks(row, np.flatnonzero(missing) + begin, keys, tables)
 
     def _states_to_save(
@@ -268,9 +268,9 @@ class SchedulerHalf:
         if chain is None or position > chain.token_count or not self._planner.is_joint(row, position):
             return None
         block = position // row.block_tokens - 1
-        if not cache.coordinator.missing(chain, row.name, block, block + 1).any():
+        if not cache.coordinator.missing(chain, row.name, begin_block=block, end_block=block + 1).any():
             return None
-        key = cache.coordinator.keys(chain, row.name, block, block + 1)
+        key = cache.coordinator.keys(chain, row.name, begin_block=block, end_block=block + 1)
         return self._planner.save_state(row, key, pages)
 
     def _save_again(self, request_id: str) -> None:

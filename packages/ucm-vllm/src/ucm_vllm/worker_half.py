@@ -14,6 +14,7 @@ vLLM keeps until they are reported; a preemption never meets an unfinished copy.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,9 @@ from ucm_vllm.spec_from_engine import EngineSpec
 
 IDLE_WAIT_S = 0.005
 """How long a step that computes nothing waits for a load, instead of spinning through empty steps."""
+
+CLOSE_WAIT_S = 10.0
+"""How long closing waits for files that are still being written."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +95,7 @@ class WorkerHalf:
         self._tensors: Mapping[str, Any] = {}
         self._pending: dict[str, _RunningLoad] = {}
         self._saving: list[tuple[str, Keys, Ticket]] = []
+        self._writing: list[Ticket] = []
         self._broken: set[int] = set()
         self._failures = 0
         self._news = _News()
@@ -158,11 +163,18 @@ class WorkerHalf:
         cache = self._cache.current
         return self._news.take(None if cache is None else cache.namespace, self._failures)
 
+    def wait_durable(self, timeout_s: float) -> bool:
+        """Wait until everything saved so far is on the medium; False when some is not, or not in time."""
+        deadline = time.monotonic() + timeout_s
+        return all(ticket.wait_durable(max(0.0, deadline - time.monotonic())) for ticket in self._writing)
+
     def close(self) -> None:
-        """Let loads end (their targets are the engine's memory), then let go of the cache."""
+        """Let loads end (they write to the engine's memory), and writes within a bound; close the cache."""
         for load in self._pending.values():
             load.wait()
         self._pending.clear()
+        if not self.wait_durable(CLOSE_WAIT_S):
+            border.complaints.say("close", "not everything that was saved is on the medium")
         self._cache.close()
 
     # -- loads
@@ -222,6 +234,7 @@ class WorkerHalf:
                 self._news.dropped.add(request.request_id)
             else:
                 self._saving.append((transfer.row, transfer.keys, ticket))
+                self._writing.append(ticket)
 
     def _collect_saves(self) -> None:
         still_saving = []
@@ -233,6 +246,9 @@ class WorkerHalf:
             if kept.any():
                 self._news.stored.append((row, keys[kept]))
         self._saving = still_saving
+        self._writing = [
+            ticket for ticket in self._writing if (ticket.durable_results == ResultCode.PENDING).any()
+        ]
 
 
 class _News:
