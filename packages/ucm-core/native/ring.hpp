@@ -228,14 +228,17 @@ private:
     const SlotState state = load(slot).state();
     if ((state != SlotState::kReady && state != SlotState::kFailed) || is_pinned(slot)) return false;
     if (state == SlotState::kReady) {
+      UCM_RING_WINDOW();
       move(slot, SlotState::kClosing);
       if (is_pinned(slot)) {  // somebody came between the first look and Closing
         move(slot, SlotState::kReady);
         return false;
       }
     }
+    UCM_RING_WINDOW();
     index_.erase(slot_[slot].read_key().tag(), slot);
     move(slot, SlotState::kEmpty);
+    UCM_RING_WINDOW();
     return true;
   }
 
@@ -303,6 +306,7 @@ private:
     target.owner.store(self_, std::memory_order_relaxed);
     pins(slot, self_).fetch_add(1, std::memory_order_seq_cst);
     move(slot, SlotState::kLoading);
+    UCM_RING_WINDOW();
     index_.insert(key.tag(), slot);
     return {static_cast<int32_t>(slot), Outcome::kOwner, load(slot).version()};
   }

@@ -45,7 +45,9 @@ public:
   Claim pin(const Key &key) {
     const Found found = find(key);
     if (found.slot < 0 || !found.word.pinnable()) return {};
+    UCM_RING_WINDOW();
     pins(found.slot, self_).fetch_add(1, std::memory_order_seq_cst);
+    UCM_RING_WINDOW();
     const Word now{slot_[found.slot].word.load(std::memory_order_seq_cst)};
     if (now.version() != found.word.version() || !now.pinnable()) {  // evicted, failed or reused in between
       pins(found.slot, self_).fetch_sub(1, std::memory_order_release);
@@ -77,6 +79,9 @@ public:
   bool publish(int32_t slot, const uint32_t *version) {
     return settle(checked(slot), version, SlotState::kReady);
   }
+
+  // True when somebody waits for a LOADING slot to be filled.
+  bool has_sleeper(int32_t slot) const { return load(checked(slot)).waiting(); }
 
 protected:
   // Maps the region behind `fd`, which is RingLayout(slots, payload_bytes).total bytes long.
