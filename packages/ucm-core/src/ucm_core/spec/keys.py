@@ -181,7 +181,6 @@ class PrefixChain:
             raise SpecError(f"cannot truncate a chain of {self._token_count} tokens to {tokens}")
         self._token_count = tokens
         # Cut to size, so that growing allocates anew: views that were handed out must never change.
-        self._ids = _narrowed(self._ids[:tokens])
         self._digests = self._digests[: tokens // self.grain_tokens]
 
     def block_digests(self, block_tokens: int) -> Digests:
@@ -320,12 +319,6 @@ def _with_capacity(items: npt.NDArray[Any], used: int, needed: int) -> npt.NDArr
     grown = np.empty((max(needed, 2 * len(items)), *items.shape[1:]), items.dtype)
     grown[:used] = items[:used]
     return grown
-
-
-def _narrowed(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if ids.itemsize > 4 and (not len(ids) or int(ids.max()) <= _NARROW_MAX):
-        return ids.astype("<u4")
-    return ids
 
 
 def _wide_body(body: memoryview) -> bytes:
