@@ -339,7 +339,8 @@ class Cache:
             namespace = self._root.namespace(identity)
             stores = open_stores(self._plans, identity.digest, namespace=namespace, parts=self._parts)
         else:
-            _log.warning("nothing is cached: %s", "the root is not available" if identity.known else _UNKNOWN)
+            if not identity.known:
+                _log.warning("the model's weights are unknown, so nothing is cached")
             stores = absent_stores(self._plans)
         lookups = {row: store.lookup for row, store in stores.items()}
         return _Space(identity, stores, seeds, Coordinator(self.table, lookups, seeds))
@@ -366,9 +367,6 @@ class Cache:
     def _blank(self, row: str, count: int) -> Payloads:
         geometry = self._plans[row].geometry
         return np.zeros((count, geometry.shards, geometry.shard_bytes), dtype=np.uint8)
-
-
-_UNKNOWN = "the model's weights are unknown"
 
 
 def _settings(config: str | os.PathLike[str] | None) -> CacheConfig:

@@ -14,7 +14,6 @@ the medium.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,11 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core.ops import metrics
+from ucm_core.ops.quiet import quiet_logger
 
 Codes = npt.NDArray[np.uint8]
 Indices = npt.ArrayLike
 
-_log = logging.getLogger(__name__)
+_log = quiet_logger(__name__)
 
 
 class ResultCode(IntEnum):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import logging
 import threading
 from collections.abc import Callable
 from enum import IntEnum
 
 from ucm_core.ops import metrics
+from ucm_core.ops.quiet import quiet_logger
 
-_log = logging.getLogger(__name__)
+_log = quiet_logger(__name__)
 
 
 class Priority(IntEnum):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
+from ucm_core.ops.quiet import quiet_logger
 from ucm_core.store.files import FileTier
 from ucm_core.store.pool import IoPool
 from ucm_core.store.ring import Ring
@@ -25,7 +25,7 @@ Slots = npt.NDArray[np.int32]
 CHUNK_BYTES = 8 << 20
 """Payload bytes that one piece of I/O work moves: enough for the medium, few enough to share the work."""
 
-log = logging.getLogger("ucm_core.store")
+log = quiet_logger("ucm_core.store.work")
 
 
 @dataclass(frozen=True, slots=True)
