@@ -117,8 +117,11 @@ class Engine:
 
     def start(self, arguments: Mapping[str, Any]) -> Self:
         """Build the engine with `arguments` of `vllm.LLM`; raises EngineFailed when it refuses."""
-        if (error := self.refusal(arguments)) is not None:
-            raise self._failure("start", f"refused: {error}")
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.kill)
+            if (error := self.refusal(arguments)) is not None:
+                raise self._failure("start", f"refused: {error}")
+            undo.pop_all()
         return self
 
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
