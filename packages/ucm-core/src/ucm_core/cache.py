@@ -303,7 +303,7 @@ class Cache:
         try:
             usage.capacity_bytes = self.config.disk_limit_bytes(usage.used_bytes)
         except OSError as error:
-            _log.warning("the files in %s cannot be counted: %s", self._root.path, error)
+            self._root.lose(error)
             usage.capacity_bytes = self.config.disk_limit_bytes()
         self._pool.submit(Priority.BACKGROUND, self._recount)
         room = Collector(self._root.path, usage, self._pool, pinned=self._pinned_names)
@@ -311,7 +311,11 @@ class Cache:
 
     def _recount(self) -> None:
         """Find out what processes that died did not account for."""
-        self._root.usage.recount()
+        if self._root.available:
+            try:
+                self._root.usage.recount()
+            except OSError as error:
+                self._root.lose(error)
 
     def _pinned_names(self) -> frozenset[str]:
         stores = self._space.stores.values()

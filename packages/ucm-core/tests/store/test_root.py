@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import subprocess
@@ -73,6 +74,20 @@ def test_a_root_that_cannot_be_made_is_a_miss_and_one_log_line(make, tmp_path, c
         assert len(tier.keys()) == 0
         root.namespace(Identity())
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_two_holds_on_one_unusable_root_say_so_once(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING, logger="ucm.store"):
+        roots = [CacheRoot(tmp_path / "file" / "x").open() for _ in range(2)]
+    assert not any(root.available for root in roots)
+    assert len(caplog.records) == 1
+
+
+def test_a_lost_root_stays_lost(tmp_path):
+    with CacheRoot(tmp_path) as root:
+        root.lose(OSError(errno.ENOSPC, "full"))
+        assert not root.available
 
 
 def test_an_unavailable_root_has_no_usage_and_no_names(tmp_path):

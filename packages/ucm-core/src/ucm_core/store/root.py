@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 
 from ucm_core import _native
 from ucm_core.errors import StoreError
+from ucm_core.ops.quiet import quiet_logger
 from ucm_core.store import locks, names, writers
 from ucm_core.store.names import slug
 from ucm_core.store.usage import Usage
@@ -26,6 +27,7 @@ from ucm_core.store.usage import Usage
 __all__ = ["CacheRoot", "Namespace", "NamespaceIdentity", "RootStatistics", "slug"]
 
 _log = logging.getLogger("ucm.store")
+_once = quiet_logger("ucm.store.root")  # both halves of an engine hold the root, often in one process
 
 
 class NamespaceIdentity(Protocol):
@@ -93,7 +95,7 @@ class CacheRoot:
             self._refuse_file()
             self._become_writer()
         except OSError as error:
-            self._lose(error)
+            self.lose(error)
         else:
             self.sweep()
             self._decide_direct()
@@ -166,7 +168,7 @@ class CacheRoot:
                 namespace.path.mkdir(exist_ok=True)
                 self._write_manifest(namespace.path / names.MANIFEST, identity.manifest())
             except OSError as error:
-                self._lose(error)
+                self.lose(error)
         return namespace
 
     def generation(self, base_digest: bytes) -> int:
@@ -181,7 +183,7 @@ class CacheRoot:
             with locks.exclusive(path) as descriptor:
                 return _valid_generation(descriptor)
         except OSError as error:
-            self._lose(error)
+            self.lose(error)
             return 0
 
     def raise_generation(self, base_digest: bytes) -> int:
@@ -197,9 +199,15 @@ class CacheRoot:
                 locks.write_number(descriptor, raised)
                 os.fsync(descriptor)
         except OSError as error:
-            self._lose(error)
+            self.lose(error)
             raise StoreError(f"generation counter {path} cannot be raised: {error}") from error
         return raised
+
+    def lose(self, error: OSError) -> None:
+        """Make the root unavailable because of ``error``; one log line a minute and process says so."""
+        if not self._lost:
+            _once.warning("cache root %s is not available, everything is a miss: %s", str(self.path), error)
+        self._lost = True
 
     def statistics(self) -> RootStatistics:
         """Return the state of the root; counts are 0 while it is not available."""
@@ -240,11 +248,6 @@ class CacheRoot:
             temporary.rename(path)
         finally:
             temporary.unlink(missing_ok=True)
-
-    def _lose(self, error: OSError) -> None:
-        if not self._lost:
-            _log.warning("cache root %s is not available, everything is a miss: %s", self.path, error)
-        self._lost = True
 
 
 def _absolute(path: str) -> Path:
