@@ -33,6 +33,9 @@ class World:
         seen = (token for token in range(position) if _is_seen(row, token, position))
         return all(self.holds_token(row, token) for token in seen)
 
+    def serve(self, rows: Sequence[SpecRow], position: int) -> bool:
+        return all(self.serves(row, position) for row in rows)
+
     def _combine(self, row: SpecRow, pieces: list[bool]) -> bool:
         decider = next((r for r in self.rows if r.name == row.follows), row)
         return any(pieces) if decider.rank_rule is RankRule.ALL_UNION else all(pieces)
@@ -51,12 +54,12 @@ def _is_seen(row: SpecRow, token: int, position: int) -> bool:
 def brute_force(world: World, *, request_tokens: int, tail_tokens: int, align_tokens: int) -> tuple[int, int]:
     """Return (l, p*)."""
     chains = [row for row in world.rows if row.kind is RowKind.CHAIN]
-    voters = [row for row in world.rows if row.kind in (RowKind.CHAIN, RowKind.SNAPSHOT)]
+    states = [row for row in world.rows if row.kind is RowKind.SNAPSHOT]
+    steps = [align_tokens, *(row.block_tokens for row in chains)]
     hit = resume = 0
     for position in range(1, request_tokens - tail_tokens + 1):
-        if position % align_tokens or any(position % row.block_tokens for row in chains):
+        if any(position % step for step in steps) or not world.serve(chains, position):
             continue
-        if all(world.serves(row, position) for row in chains):
-            hit = position
-            resume = position if all(world.serves(row, position) for row in voters) else resume
+        hit = position
+        resume = position if world.serve(states, position) else resume
     return hit, resume

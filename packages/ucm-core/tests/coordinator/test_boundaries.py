@@ -71,7 +71,7 @@ def test_a_rewind_is_legal_and_avoids_the_failure(
     if not hit.coverage[row.name]:
         return
     unit = data.draw(st.sampled_from(hit.coverage[row.name]))
-    after = rewind(spec, known, hit, {row.name: [unit]})
+    after = rewind(spec, known, hit=hit, failed={row.name: [unit]})
     assert after.resume_tokens < hit.resume_tokens
     assert unit not in coverage(voter(spec, row), after.resume_tokens)
     before = World(spec.rows, [known], min(ask["local_tokens"], ask["request_tokens"]))
@@ -180,24 +180,24 @@ def test_a_follower_that_is_not_mentioned_at_load_clamps_to_nothing() -> None:
     spec = table(FULL, follower("f", FULL))
     known = {"full": whole(9)}
     hit = resolve_hit(spec, known, request_tokens=100)
-    assert (hit.resume_tokens, clamp_followers(spec, known, hit, {}).resume_tokens) == (96, 0)
+    assert (hit.resume_tokens, clamp_followers(spec, known, hit=hit, at_load={}).resume_tokens) == (96, 0)
 
 
 def test_a_failed_follower_rewinds_all_rows() -> None:
     spec = table(FULL, follower("f", FULL))
     known = {"full": whole(9)}
     hit = resolve_hit(spec, known, request_tokens=100)
-    assert rewind(spec, known, hit, {"f": [4]}).resume_tokens == 64
+    assert rewind(spec, known, hit=hit, failed={"f": [4]}).resume_tokens == 64
 
 
 def test_a_rewind_never_goes_deeper_than_the_hit() -> None:
     spec = table(FULL, snapshot("s", 16))
     hit = resolve_hit(spec, {"full": whole(9), "s": states(16, 48)}, request_tokens=100)
     later = {"full": whole(9), "s": states(16, 48, 80)}
-    assert rewind(spec, later, hit, {"s": [48]}).resume_tokens == 16
+    assert rewind(spec, later, hit=hit, failed={"s": [48]}).resume_tokens == 16
 
 
 def test_a_failure_of_an_unknown_row_is_refused() -> None:
     hit = resolve_hit(table(FULL), {}, request_tokens=100)
     with pytest.raises(SpecError, match="no row 'fulll'"):
-        rewind(table(FULL), {}, hit, {"fulll": [0]})
+        rewind(table(FULL), {}, hit=hit, failed={"fulll": [0]})

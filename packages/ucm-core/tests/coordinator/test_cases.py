@@ -69,11 +69,13 @@ def test_resolve(given: dict[str, Any], expected: dict[str, int]) -> None:
     hit = resolve(spec, given)
     answer = {"hit_tokens": hit.hit_tokens, "resume_tokens": hit.resume_tokens, "new_tokens": hit.new_tokens}
     if "failed" in given:
-        after = rewind(spec, known(spec, given), hit, failed_units(given))
+        after = rewind(spec, known(spec, given), hit=hit, failed=failed_units(given))
         answer["resume_after_failure_tokens"] = after.resume_tokens
     if "at_load" in given:
         at_load = presence_of_case(spec, given["at_load"])
-        answer["committed_tokens"] = clamp_followers(spec, known(spec, given), hit, at_load).resume_tokens
+        answer["committed_tokens"] = clamp_followers(
+            spec, known(spec, given), hit=hit, at_load=at_load
+        ).resume_tokens
     assert {name: answer[name] for name in expected} == expected
 
 

@@ -47,13 +47,13 @@ def test_rewinds_and_clamps_answer_as_the_pure_ones(
     node.store(request, known)
     verdict = node.coordinator.verdict(request, **ask)
     clamped = node.coordinator.clamp(request, verdict)
-    assert clamped.hit == clamp_followers(spec, known, verdict.hit, known)
+    assert clamped.hit == clamp_followers(spec, known, hit=verdict.hit, at_load=known)
     loaded = [name for name, keys in verdict.keys.items() if len(keys) and name not in ("f", "s0", "s1")]
     if loaded:
         name = data.draw(st.sampled_from(loaded))
         failed = {name: [data.draw(st.sampled_from(verdict.blocks[name]))]}
-        assert node.coordinator.rewind(request, verdict, failed).hit == rewind(
-            spec, known, verdict.hit, failed
+        assert node.coordinator.rewind(request, verdict, failed=failed).hit == rewind(
+            spec, known, hit=verdict.hit, failed=failed
         )
 
 
@@ -218,7 +218,7 @@ class TestFailures:
     def test_a_failed_state_moves_the_resume_point(self) -> None:
         node, request = hybrid_node()
         verdict = node.coordinator.verdict(request, request_tokens=1000)
-        again = node.coordinator.rewind(request, verdict, {"state": [768]})
+        again = node.coordinator.rewind(request, verdict, failed={"state": [768]})
         assert (again.hit.hit_tokens, again.hit.resume_tokens) == (960, 256)
 
     def test_an_evicted_state_that_is_remembered_is_not_promised(self) -> None:
@@ -301,27 +301,31 @@ class TestTheSavePath:
     def test_only_what_the_store_lacks(self) -> None:
         node, request = Node(HYBRID), chain_of(HYBRID, 1000)
         node.store(request, {"full": blocks((0, 2), (5, 9))})
-        assert np.flatnonzero(node.coordinator.missing(request, "full", 1, 8)).tolist() == [1, 2, 3]
+        assert np.flatnonzero(
+            node.coordinator.missing(request, "full", begin_block=1, end_block=8)
+        ).tolist() == [1, 2, 3]
 
     def test_suspects_are_stored_again(self) -> None:
         node, request = hybrid_node()
         node.coordinator.failed("full", node.keys(request, "full", [192]))
-        assert np.flatnonzero(node.coordinator.missing(request, "full", 0, 15)).tolist() == [2]
+        assert np.flatnonzero(
+            node.coordinator.missing(request, "full", begin_block=0, end_block=15)
+        ).tolist() == [2]
 
     def test_everything_when_the_lookup_fails(self) -> None:
         node, request = hybrid_node()
         node.stores["full"].broken = OSError(5, "EIO")
-        assert node.coordinator.missing(request, "full", 0, 15).all()
+        assert node.coordinator.missing(request, "full", begin_block=0, end_block=15).all()
 
     def test_no_block_no_question(self) -> None:
         node, request = hybrid_node()
-        assert len(node.coordinator.missing(request, "full", 3, 3)) == 0
+        assert len(node.coordinator.missing(request, "full", begin_block=3, end_block=3)) == 0
         assert node.stores["full"].asked == []
 
     def test_an_unfinished_block_has_no_key(self) -> None:
         node, request = hybrid_node()
         with pytest.raises(SpecError, match="digests up to 960"):
-            node.coordinator.missing(request, "full", 14, 16)
+            node.coordinator.missing(request, "full", begin_block=14, end_block=16)
 
 
 class TestRefusals:
@@ -348,7 +352,7 @@ class TestRefusals:
     def test_a_state_between_two_grains_has_no_key(self) -> None:
         node = Node(table(chain("full", 64), snapshot("state", 96), grain=64))
         with pytest.raises(SpecError, match="96 is no multiple of the grain of 64"):
-            node.coordinator.keys(chain_of(node.spec, 500), "state", 0, 1)
+            node.coordinator.keys(chain_of(node.spec, 500), "state", begin_block=0, end_block=1)
 
     @pytest.mark.parametrize("call", ["failed", "saved", "rebuild"])
     def test_an_unknown_row(self, call: str) -> None:
@@ -392,7 +396,7 @@ def test_statistics_count_verdicts_and_gains() -> None:
 def test_suspects_are_bounded() -> None:
     node = Node(HYBRID, CoordinatorLimits(suspects=10))
     request = chain_of(HYBRID, 64 * 30)
-    node.coordinator.failed("full", node.coordinator.keys(request, "full", 0, 30))
+    node.coordinator.failed("full", node.coordinator.keys(request, "full", begin_block=0, end_block=30))
     node.coordinator.check_integrity()
     assert node.coordinator.statistics().suspects["full"] == 10
 

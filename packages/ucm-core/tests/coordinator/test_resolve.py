@@ -68,13 +68,13 @@ class TestSnapshotsDoNotVoteOnL:
     def test_the_follower_is_not_asked_but_clamps(self) -> None:
         silent = {name: held for name, held in self.known.items() if name != "indexer"}
         hit = resolve_hit(hybrid(), silent, request_tokens=5000)
-        clamped = clamp_followers(hybrid(), silent, hit, {"indexer": whole(3968 // 128)})
+        clamped = clamp_followers(hybrid(), silent, hit=hit, at_load={"indexer": whole(3968 // 128)})
         assert (hit.resume_tokens, clamped.hit_tokens, clamped.resume_tokens) == (4096, 3968, 3072)
         assert clamped.coverage["indexer"] == range(24)
 
     def test_a_follower_that_is_whole_changes_nothing(self) -> None:
         hit = resolve_hit(hybrid(), self.known, request_tokens=5000)
-        assert clamp_followers(hybrid(), self.known, hit, {"indexer": whole(39)}) == hit
+        assert clamp_followers(hybrid(), self.known, hit=hit, at_load={"indexer": whole(39)}) == hit
 
     @pytest.mark.parametrize(("boundary", "needed"), [(4096, range(28, 32)), (4864, range(34, 38))])
     def test_a_smaller_window(self, boundary: int, needed: range) -> None:
@@ -123,7 +123,7 @@ class TestExplain:
     def test_every_voting_row_has_its_say(self) -> None:
         known = TestAStateThatLags.known
         hit = resolve_hit(hybrid(128), known, request_tokens=3000)
-        rows = explain(hybrid(128), known, hit)
+        rows = explain(hybrid(128), known, hit=hit)
         assert {e.row: (e.boundary_tokens, e.missing_block, e.missing_position) for e in rows} == {
             "mla": (2560, 20, None),
             "csa_c16": (2432, 19, None),
@@ -134,10 +134,10 @@ class TestExplain:
     def test_a_hole_in_a_window_row_is_named(self) -> None:
         spec = table(chain("w", 16, 40))
         known = {"w": blocks((0, 3), (4, 5))}
-        (said,) = explain(spec, known, resolve_hit(spec, known, request_tokens=100))
+        (said,) = explain(spec, known, hit=resolve_hit(spec, known, request_tokens=100))
         assert (said.boundary_tokens, said.missing_block) == (48, 3)
 
     def test_local_blocks_count(self) -> None:
         spec = table(chain("f", 16))
-        (said,) = explain(spec, {}, resolve_hit(spec, {}, request_tokens=100, local_tokens=40))
+        (said,) = explain(spec, {}, hit=resolve_hit(spec, {}, request_tokens=100, local_tokens=40))
         assert (said.kind, said.boundary_tokens, said.missing_block) == (RowKind.CHAIN, 32, 2)

@@ -79,21 +79,21 @@ def test_the_interval_covers_output_too() -> None:
 
 def test_without_an_interval_every_offered_joint_position_is_kept() -> None:
     offered = [{64, 128, 192, 256, 1000}]
-    assert keep(LAZY, offered, Progress(1000, 1000), alignment_tokens=128) == (128, 256)
+    assert keep(LAZY, offered, progress=Progress(1000, 1000), alignment_tokens=128) == (128, 256)
 
 
 def test_with_an_interval_only_what_a_trigger_asks_for() -> None:
     offered = [set(range(64, 2049, 64))]
-    assert keep(MAMBA, offered, Progress(2100, 2100), alignment_tokens=128) == (1024, 2048)
+    assert keep(MAMBA, offered, progress=Progress(2100, 2100), alignment_tokens=128) == (1024, 2048)
 
 
 def test_a_position_counts_only_when_all_groups_offer_it() -> None:
-    assert keep(LAZY, [{128, 256}, {256, 384}], Progress(500, 500), alignment_tokens=128) == (256,)
+    assert keep(LAZY, [{128, 256}, {256, 384}], progress=Progress(500, 500), alignment_tokens=128) == (256,)
 
 
 @pytest.mark.parametrize("offers", [[], [set()], [{0}], [{-128}], [{100}]])
 def test_nothing_worth_keeping(offers: list[set[int]]) -> None:
-    assert keep(LAZY, offers, Progress(500, 500), alignment_tokens=128) == ()
+    assert keep(LAZY, offers, progress=Progress(500, 500), alignment_tokens=128) == ()
 
 
 def test_a_negative_number_is_refused() -> None:

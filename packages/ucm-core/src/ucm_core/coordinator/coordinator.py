@@ -120,7 +120,9 @@ class Coordinator:
         """Return ``verdict`` cut to what the followers hold now; for the start of a load, before any use."""
         return self._answer(chain, verdict.hit.ask, cached_rows(self.table), cap=verdict.hit)
 
-    def rewind(self, chain: PrefixChain, verdict: Verdict, failed: Mapping[str, Collection[int]]) -> Verdict:
+    def rewind(
+        self, chain: PrefixChain, verdict: Verdict, *, failed: Mapping[str, Collection[int]]
+    ) -> Verdict:
         """Return where all rows resume together after units of ``verdict`` failed to load.
 
         ``failed`` names blocks of chain rows and followers, and positions of snapshot rows. They are suspects
@@ -147,7 +149,7 @@ class Coordinator:
             raise SpecError(f"row {row_name!r} has no directory; only snapshot rows have one")
         directory.rebuild(keys)
 
-    def keys(self, chain: PrefixChain, row_name: str, begin_block: int, end_block: int) -> Keys:
+    def keys(self, chain: PrefixChain, row_name: str, *, begin_block: int, end_block: int) -> Keys:
         """Return the object keys of the blocks ``[begin_block, end_block)`` of a row, ``uint8[n, 32]``.
 
         SpecError when the chain is shorter.
@@ -155,13 +157,15 @@ class Coordinator:
         shelf = self._shelf(row_name)
         return shelf.keys(chain, shelf.ends(np.arange(begin_block, end_block)))
 
-    def missing(self, chain: PrefixChain, row_name: str, begin_block: int, end_block: int) -> Mask:
+    def missing(self, chain: PrefixChain, row_name: str, *, begin_block: int, end_block: int) -> Mask:
         """Return which of the blocks ``[begin_block, end_block)`` are still to be stored, ``bool[n]``.
 
         For the save path. Suspects and everything of a lookup that failed are missing. SpecError when the
         chain is shorter.
         """
-        return ~self._shelf(row_name).lookup(self.keys(chain, row_name, begin_block, end_block))
+        return ~self._shelf(row_name).lookup(
+            self.keys(chain, row_name, begin_block=begin_block, end_block=end_block)
+        )
 
     def statistics(self) -> CoordinatorStatistics:
         """Return a snapshot of the counts."""
@@ -210,7 +214,7 @@ class Coordinator:
         limit = cap.hit_tokens if cap else ask.limit_tokens(self.table)
         survey = Survey(self.table, self._shelves, chain, ask)
         found = survey.run(rows, limit, remembered=remembered)
-        return resolve_rows(self.table, with_local(self.table, found, ask), ask, rows=rows, cap=cap)
+        return resolve_rows(self.table, with_local(self.table, found, ask=ask), ask=ask, rows=rows, cap=cap)
 
     def _confirmed(self, chain: PrefixChain, hit: Hit) -> bool:
         """Ask the stores about the states that ``hit`` would promise: the directories may be stale."""
@@ -227,7 +231,10 @@ class Coordinator:
             needed = hit.coverage[row.name]
             begin = max(needed.start, local // row.block_tokens)
             blocks[row.name] = range(min(begin, needed.stop), needed.stop)
-        keys = {name: self.keys(chain, name, span.start, span.stop) for name, span in blocks.items()}
+        keys = {
+            name: self.keys(chain, name, begin_block=span.start, end_block=span.stop)
+            for name, span in blocks.items()
+        }
         return Verdict(hit, blocks, keys)
 
 

@@ -165,7 +165,7 @@ def _first_tokens(row: SpecRow, boundaries: Positions) -> Positions:
     return np.maximum(boundaries - (row.window - 1 + row.extra), 0)
 
 
-def served(row: SpecRow, presence: Presence, candidates: Positions) -> Mask:
+def served(row: SpecRow, presence: Presence, *, candidates: Positions) -> Mask:
     """Return per candidate position (ascending) whether ``row`` could serve it, ``bool[len(candidates)]``."""
     if row.kind is RowKind.SNAPSHOT:
         return _served_by_states(row, presence.positions, candidates)
@@ -200,7 +200,7 @@ def boundaries(
     For adapters that see page hashes and no request (they pass the tokens that the remaining hashes cover).
     Followers do not vote, and a table without chain and snapshot rows has no boundary.
     """
-    candidates = candidate_positions(table, limit_tokens, align_tokens)
+    candidates = candidate_positions(table, limit_tokens, align_tokens=align_tokens)
     return frozenset(candidates[_joint(table, presence, candidates, voters(table))].tolist())
 
 
@@ -224,10 +224,10 @@ def resolve_hit(
     32
     """
     ask = Ask(request_tokens, tail_tokens, align_tokens, local_tokens)
-    return resolve_rows(table, with_local(table, presence, ask), ask, rows=voters(table))
+    return resolve_rows(table, with_local(table, presence, ask=ask), ask=ask, rows=voters(table))
 
 
-def with_local(table: SpecTable, presence: Mapping[str, Presence], ask: Ask) -> dict[str, Presence]:
+def with_local(table: SpecTable, presence: Mapping[str, Presence], *, ask: Ask) -> dict[str, Presence]:
     """Return ``presence`` with the blocks that the engine holds wholly in ``[0, local_tokens)`` added."""
     local = min(ask.local_tokens, ask.request_tokens)
     held = {
@@ -268,7 +268,7 @@ def combine_slices(slices: Sequence[Mapping[str, Presence]]) -> dict[str, Presen
 
 
 def clamp_followers(
-    table: SpecTable, presence: Mapping[str, Presence], hit: Hit, at_load: Mapping[str, Presence]
+    table: SpecTable, presence: Mapping[str, Presence], *, hit: Hit, at_load: Mapping[str, Presence]
 ) -> Hit:
     """Return ``hit`` cut to what the followers really hold when the load runs (``at_load``), before any use.
 
@@ -276,12 +276,12 @@ def clamp_followers(
     holds nothing.
     """
     followers = {row.name: at_load.get(row.name, ABSENT) for row in table.follower_rows}
-    known = with_local(table, {**presence, **followers}, hit.ask)
-    return resolve_rows(table, known, hit.ask, rows=cached_rows(table), cap=hit)
+    known = with_local(table, {**presence, **followers}, ask=hit.ask)
+    return resolve_rows(table, known, ask=hit.ask, rows=cached_rows(table), cap=hit)
 
 
 def rewind(
-    table: SpecTable, presence: Mapping[str, Presence], hit: Hit, failed: Mapping[str, Collection[int]]
+    table: SpecTable, presence: Mapping[str, Presence], *, hit: Hit, failed: Mapping[str, Collection[int]]
 ) -> Hit:
     """Return where all rows resume together after a load of ``hit`` failed.
 
@@ -289,23 +289,23 @@ def rewind(
     deepest boundary at or before ``hit`` that no failed unit is needed for and that every row can serve.
     """
     followers = {row.name: _covering(hit.coverage[row.name]) for row in table.follower_rows}
-    known = with_local(table, {**followers, **presence}, hit.ask)
+    known = with_local(table, {**followers, **presence}, ask=hit.ask)
     for name, units in failed.items():
         known[name] = _without(table.row(name), known.get(name, ABSENT), units)
     rows = (*voters(table), *(row for row in table.follower_rows if row.name in failed))
-    return resolve_rows(table, known, hit.ask, rows=rows, cap=hit)
+    return resolve_rows(table, known, ask=hit.ask, rows=rows, cap=hit)
 
 
-def explain(table: SpecTable, presence: Mapping[str, Presence], hit: Hit) -> tuple[Explanation, ...]:
+def explain(table: SpecTable, presence: Mapping[str, Presence], *, hit: Hit) -> tuple[Explanation, ...]:
     """Return per voting row how far it alone would have gone, and what it lacked to go further."""
     step = alignment(table, hit.ask.align_tokens)
-    candidates = candidate_positions(table, hit.ask.limit_tokens(table), step)
-    known = with_local(table, presence, hit.ask)
+    candidates = candidate_positions(table, hit.ask.limit_tokens(table), align_tokens=step)
+    known = with_local(table, presence, ask=hit.ask)
     return tuple(_explain_row(row, known.get(row.name, ABSENT), candidates, step) for row in voters(table))
 
 
 def _explain_row(row: SpecRow, presence: Presence, candidates: Positions, step: int) -> Explanation:
-    allowed = _deepest(candidates, served(row, presence, candidates))
+    allowed = _deepest(candidates, served(row, presence, candidates=candidates))
     wanted = candidates[candidates > allowed]
     if row.kind is RowKind.SNAPSHOT:
         helpful = wanted[wanted % row.block_tokens == 0]
@@ -325,7 +325,7 @@ def voter(table: SpecTable, row: SpecRow) -> SpecRow:
     return row if row.follows is None else table.row(row.follows)
 
 
-def candidate_positions(table: SpecTable, limit_tokens: int, align_tokens: int = 1) -> Positions:
+def candidate_positions(table: SpecTable, limit_tokens: int, *, align_tokens: int = 1) -> Positions:
     """Return the multiples of ``A`` in ``(0, limit_tokens]``, ascending, as ``int64[n]``."""
     step = alignment(table, align_tokens)
     return np.arange(step, limit_tokens + 1, step, dtype=np.int64)
@@ -334,8 +334,8 @@ def candidate_positions(table: SpecTable, limit_tokens: int, align_tokens: int =
 def resolve_rows(
     table: SpecTable,
     known: Mapping[str, Presence],
-    ask: Ask,
     *,
+    ask: Ask,
     rows: Iterable[SpecRow],
     cap: Hit | None = None,
 ) -> Hit:
@@ -345,9 +345,8 @@ def resolve_rows(
     already holds what the engine has (`with_local`).
     """
     chains, states = _parted(rows)
-    candidates = candidate_positions(
-        table, cap.hit_tokens if cap else ask.limit_tokens(table), ask.align_tokens
-    )
+    limit = cap.hit_tokens if cap else ask.limit_tokens(table)
+    candidates = candidate_positions(table, limit, align_tokens=ask.align_tokens)
     by_chains = _joint(table, known, candidates, chains)
     by_all = by_chains if chains else np.full(len(candidates), bool(states))
     if states:
@@ -370,7 +369,7 @@ def _joint(
     """Return the candidates that every row of ``rows`` serves; none at all when there is no row to ask."""
     joint = np.full(len(candidates), bool(rows))
     for row in rows:
-        joint &= served(voter(table, row), known.get(row.name, ABSENT), candidates)
+        joint &= served(voter(table, row), known.get(row.name, ABSENT), candidates=candidates)
     return joint
 
 

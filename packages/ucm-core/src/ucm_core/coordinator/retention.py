@@ -72,7 +72,7 @@ def positions(row: SpecRow, progress: Progress, *, alignment_tokens: int) -> tup
 
 
 def keep(
-    row: SpecRow, offers: Sequence[Collection[int]], progress: Progress, *, alignment_tokens: int
+    row: SpecRow, offers: Sequence[Collection[int]], *, progress: Progress, alignment_tokens: int
 ) -> tuple[int, ...]:
     """Return which of the offered positions to keep, ascending.
 

@@ -54,7 +54,7 @@ class Survey:
         full, windows, states = self._sorted_out(rows)
         for row in full:
             limit_tokens = min(limit_tokens, self._prefix_tokens(row, limit_tokens))
-        candidates = candidate_positions(self._table, limit_tokens, self._ask.align_tokens)
+        candidates = candidate_positions(self._table, limit_tokens, align_tokens=self._ask.align_tokens)
         self._prepare(windows, states, limit_tokens)
         for batch in _from_deep(candidates):
             if len(self._joint(windows, states, batch, remembered)):
@@ -109,7 +109,7 @@ class Survey:
         """Ask about ``batch`` and return the positions in it that every row serves; each row thins it."""
         for row in windows:
             self._ask_window(row, batch)
-            batch = batch[served(voter(self._table, row), Presence(self._found[row.name]), batch)]
+            batch = batch[served(voter(self._table, row), Presence(self._found[row.name]), candidates=batch)]
         for row in states:
             batch = self._ask_states(row, batch, remembered)
         return batch
