@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucm_core.flow.ticket import Level, ResultCode, Ticket
+from ucm_core.flow.ticket import Level, ResultCode, Ticket, TicketGroup
 from ucm_core.ops import metrics
 
 FAILURES = [code for code in ResultCode if code not in (ResultCode.OK, ResultCode.PENDING)]
@@ -163,3 +164,43 @@ def test_the_first_code_of_each_question_stands(moves: list[tuple[str, int, Resu
     assert (ticket.results == expected[:, None]).all()
     assert ticket.durable_results.tolist() == [durable.get(i, ResultCode.PENDING) for i in range(4)]
     assert ticket.done == (ResultCode.PENDING not in expected)
+
+
+def test_a_group_is_as_good_as_its_worst_row() -> None:
+    good, bad = Ticket(1, durable=True), Ticket(2, durable=True)
+    group = TicketGroup({"good": good, "bad": bad})
+    good.settle([0], ResultCode.OK)
+    assert not group.wait(0)
+    assert group.level is Level.SUBMITTED
+    bad.settle([0, 1], [ResultCode.OK, ResultCode.NO_SPACE])
+    assert group.wait(0)
+    assert not group.ok
+    good.settle_durable([0], ResultCode.OK)
+    bad.settle_durable([0], ResultCode.OK)
+    assert not group.wait_durable(0)
+
+
+def test_a_group_that_is_durable_says_so() -> None:
+    tickets = {name: Ticket(1, durable=True) for name in "ab"}
+    group = TicketGroup(tickets)
+    for ticket in tickets.values():
+        ticket.settle([0], ResultCode.OK)
+        assert not group.wait_durable(0)
+        ticket.settle_durable([0], ResultCode.OK)
+    assert group.wait_durable(0)
+    assert group.ok
+    assert group.level is Level.ON_MEDIUM
+
+
+def test_a_group_of_no_rows_is_done() -> None:
+    group = TicketGroup({})
+    assert group.wait(0)
+    assert group.wait_durable()
+    assert group.level is Level.SYNCED
+
+
+def test_a_group_waits_no_longer_than_asked_in_all() -> None:
+    group = TicketGroup({str(number): Ticket(1, durable=True) for number in range(50)})
+    before = time.monotonic()
+    assert not group.wait(0.05)
+    assert time.monotonic() - before < 2.0

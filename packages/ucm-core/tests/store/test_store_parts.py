@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -238,6 +239,22 @@ def test_a_ring_copy_without_a_file_is_written_by_the_next_save(store: BlockStor
     assert store.save(keys_of(1), source).wait_durable(WAIT_S)
     assert source.copied == []
     assert path_of(tmp_path, 1).stat().st_size == GEOMETRY.object_bytes
+
+
+def test_equal_payloads_give_equal_files_whatever_the_slot_held_before(tmp_path: Path) -> None:
+    geometry = Geometry(2, 5000)
+    store = open_store(tmp_path, geometry, slots=1)
+    ring = store._tiers.ring
+    slots = ring.claim(keys_of(9)).slots
+    ctypes.memset(int(ring.addresses(slots)[0]), 0xFF, geometry.payload_bytes)
+    ring.abort(slots)
+    assert store.save(keys_of(1), BufferBlocks(payloads_of(geometry, 1))).wait_durable(WAIT_S)
+    store.close()
+    shards = np.frombuffer(path_of(tmp_path, 1).read_bytes()[4096:], dtype=np.uint8).reshape(
+        2, geometry.stride
+    )
+    assert np.array_equal(shards[:, :5000], payloads_of(geometry, 1)[0])
+    assert not shards[:, 5000:].any()
 
 
 # -- rings by name
