@@ -1,4 +1,4 @@
-"""Makes the helpers of this folder importable; property tests have no deadline, because machines are shared."""
+"""Makes the helpers of this folder importable; property tests have no deadline: machines are shared."""
 
 import sys
 from pathlib import Path
