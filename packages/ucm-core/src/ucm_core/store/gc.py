@@ -71,8 +71,8 @@ class Collector:
         """
         with self._turn:
             try:
-                excess_bytes = self._excess_bytes()
-                return excess_bytes <= 0 or self._collect_alone(excess_bytes).objects > 0
+                removed = self._excess_bytes() > 0 and self._collect_alone().objects > 0
+                return removed or self._excess_bytes() <= 0
             except OSError as error:
                 log.warning("cannot make room in %s: %s", self._root, error)
                 return False
@@ -89,7 +89,7 @@ class Collector:
     def collect(self) -> Collection:
         """Make a pass if one is due; does nothing while another process makes one."""
         with self._turn:
-            return self._collect_alone(self._excess_bytes()) if self._is_due() else Collection()
+            return self._collect_alone() if self._is_due() else Collection()
 
     def _is_due(self) -> bool:
         return self._usage.used_bytes > START_FRACTION * self._usage.capacity_bytes
@@ -101,10 +101,15 @@ class Collector:
         self._queued.release()
         self.collect()
 
-    def _collect_alone(self, excess_bytes: int) -> Collection:
+    def _collect_alone(self) -> Collection:
+        """Count anew, because nothing may be removed for bytes that are not there, then remove the excess."""
         descriptor = locks.open_lock_file(self._root / ".collector", create=True)
         try:
-            return self._remove_oldest(excess_bytes) if locks.try_lock(descriptor) else Collection()
+            if not locks.try_lock(descriptor):
+                return Collection()
+            self._usage.recount()
+            excess_bytes = self._excess_bytes()
+            return self._remove_oldest(excess_bytes) if excess_bytes > 0 else Collection()
         finally:
             os.close(descriptor)
 
