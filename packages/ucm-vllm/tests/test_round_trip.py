@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -301,12 +302,29 @@ def test_after_changed_weights_both_halves_move_on(engines: Any, tmp_path: Path)
     assert other.scheduler.matched_tokens(request(300), 0) == (0, False)
 
 
+def test_weights_that_change_before_they_are_known_are_not_those_of_the_checkpoint(tmp_path: Path) -> None:
+    known = threading.Event()
+    caches = [
+        EngineCache(
+            model_of(families.DENSE),
+            settings(tmp_path / "root"),
+            digest=lambda _: WEIGHTS if known.wait(WAIT_S) else "",
+            start_wait_s=0,
+        )
+        for _ in range(2)
+    ]
+    caches[0].weights_changed()
+    known.set()
+    identities = [cache.wait(WAIT_S).identity for cache in caches if cache.wait(WAIT_S)]
+    assert [bool(identity.private_token) for identity in identities] == [True, False]
+    for cache in caches:
+        cache.close()
+
+
 # -- start-up
 
 
 def test_a_cache_is_not_there_until_the_weights_are_known(tmp_path: Path) -> None:
-    import threading
-
     known = threading.Event()
 
     def digest(_: Path) -> str:
@@ -330,8 +348,6 @@ def test_weights_without_a_digest_cache_nothing(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_is_closed_while_it_opens_stays_closed(tmp_path: Path) -> None:
-    import threading
-
     known = threading.Event()
     cache = EngineCache(
         model_of(families.DENSE),

@@ -190,13 +190,27 @@ def test_window_rows_load_their_window_only() -> None:
     assert objects == {"window-64": 1, "full": 10}
 
 
-def test_a_request_asks_for_two_loads_at_most(dense: Engine) -> None:
-    store_prompt(dense, 300, ([1, 2, 3],))
-    asked = request(300)
+def stored_hybrid(hybrid: Engine) -> None:
+    offers = {"writer": [(group, 7 + group, 256) for group in range(3)]}
+    store_prompt(hybrid, 300, ([0, 1], [0, 2], [0, 3], [4, 5, 6]), offers=offers)
+
+
+def test_two_failed_loads_in_a_row_are_enough(hybrid: Engine) -> None:
+    stored_hybrid(hybrid)
+    asked, tables = request(300), ([0, 11], [0, 12], [0, 13], [14, 15])
     for _ in range(2):
-        assert dense.half.matched_tokens(asked, 0) == (256, False)
-        dense.half.allocated(asked, ([7, 8, 9],), 256)
-    assert dense.half.matched_tokens(asked, 0) == (0, False)
+        assert hybrid.half.matched_tokens(asked, 0) == (256, True)
+        hybrid.half.allocated(asked, tables, 256)
+    assert hybrid.half.matched_tokens(asked, 0) == (0, False)
+
+
+def test_a_load_that_came_is_not_held_against_the_request(hybrid: Engine) -> None:
+    stored_hybrid(hybrid)
+    asked, tables = request(300), ([0, 11], [0, 12], [0, 13], [14, 15])
+    for _ in range(4):  # preempted and resumed again and again
+        assert hybrid.half.matched_tokens(asked, 0) == (256, True)
+        hybrid.half.allocated(asked, tables, 256)
+        hybrid.half.allocated(asked, tables, 0)
 
 
 # -- saves

@@ -63,13 +63,13 @@ def test_one_row_may_live_in_several_groups() -> None:
     ]
 
 
-@pytest.mark.parametrize(("engine", "joint"), [(32, 64), (128, 128), (384, 384), (544, 1088)])
+@pytest.mark.parametrize(("engine", "joint"), [(32, 128), (128, 128), (384, 384), (544, 2176)])
 def test_hits_are_multiples_of_both_alignments(engine: int, joint: int) -> None:
     assert spec_of(families.DENSE, align=engine).align_tokens == joint
 
 
 def test_an_alignment_that_no_prompt_reaches_is_refused_with_the_numbers() -> None:
-    with pytest.raises(SpecError, match=r"1048573 tokens and UCM's of 64.*limit of 1048576"):
+    with pytest.raises(SpecError, match=r"134217344 tokens and UCM's of 64.*limit of 1048576"):
         spec_of(families.DENSE, align=1_048_573)
 
 

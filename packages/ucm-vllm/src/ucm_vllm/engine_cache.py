@@ -12,10 +12,11 @@ from ucm_core.errors import ConfigError, IdentityError, UcmError
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.checkpoint import WeightDigester
 from ucm_core.spec.identity import ModelIdentity
+from ucm_core.store.stack import plan_rows
 from ucm_vllm import border
 from ucm_vllm.identity_from_engine import EngineModel
 
-START_WAIT_S = 2.0
+START_WAIT_S = 10.0
 """How long the engine's start may wait for the weights' digest; it goes on beside the start then."""
 
 
@@ -41,12 +42,14 @@ class EngineCache:
         digest: Callable[[Path], str] | None = None,
     ) -> None:
         refuse_root(config.root)
+        plan_rows(model.table, config.ring_bytes)  # raises here, on the engine's thread, for a ring too small
         self._model = model
         self._config = config
         self._digest = digest or WeightDigester(config.root / ".digests").digest
         self._lock = threading.Lock()
         self._cache: Cache | None = None
         self._closed = False
+        self._changed_early = False
         self._opener = threading.Thread(target=self._open, name="ucm-weights", daemon=True)
         self._opener.start()
         self._opener.join(start_wait_s)
@@ -70,7 +73,9 @@ class EngineCache:
 
     def weights_changed(self) -> None:
         """This engine finds nothing stored so far, and nobody else finds what it stores from now on."""
-        cache = self.current
+        with self._lock:
+            cache = self._cache
+            self._changed_early = cache is None
         if cache is not None:
             cache.weights_changed()
 
@@ -113,6 +118,9 @@ class EngineCache:
 
     def _replace(self, cache: Cache | None) -> Cache | None:
         with self._lock:
+            if cache is not None and self._changed_early:
+                cache.weights_changed()  # what the checkpoint says was overtaken before it was read
+                self._changed_early = False
             late = cache if self._closed else None
             stale, self._cache = self._cache, None if self._closed else cache
         for old in (stale, late):

@@ -9,7 +9,7 @@ from ucm_core.spec.keys import PrefixChain
 from ucm_vllm.request_identity import RequestIdentities
 
 MAX_LOAD_ATTEMPTS = 2
-"""Loads that one request may ask for: a failed load is asked again, and must not be for ever."""
+"""Asynchronous loads in a row that may fail: vLLM asks again after each, which must not go on for ever."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class RequestRecord:
     local_tokens: int = 0
     """What vLLM held itself when this attempt began."""
     load_attempts: int = 0
-    """Loads begun over all attempts."""
+    """Asynchronous loads begun since the last one that succeeded."""
     loading: bool = False
     """An asynchronous load is under way."""
     trusted: bool = True
@@ -33,7 +33,7 @@ class RequestRecord:
 
     @property
     def may_load(self) -> bool:
-        """False once the request has used up its loads, and where vLLM would discard the answer."""
+        """False when its loads keep failing, and where vLLM would discard the answer."""
         return self.load_attempts < MAX_LOAD_ATTEMPTS and not self.request.skip_reading_prefix_cache
 
     def begin_attempt(self, local_tokens: int) -> None:
@@ -42,6 +42,17 @@ class RequestRecord:
         self.loading = False
         self.trusted = True
         self.cursors.clear()
+
+    def begin_load(self, *, asynchronous: bool) -> None:
+        """A load is planned; a synchronous one ends with its step, whatever becomes of it."""
+        self.loading = asynchronous
+        self.load_attempts += asynchronous
+
+    def end_load(self) -> None:
+        """The asynchronous load came, or there was none."""
+        if self.loading:
+            self.load_attempts = 0
+        self.loading = False
 
     def chain_to(self, tokens: int) -> PrefixChain | None:
         """The chain, grown by all tokens known if it ends before the last whole grain of ``tokens``."""

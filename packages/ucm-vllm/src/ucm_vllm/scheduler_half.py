@@ -94,11 +94,10 @@ class SchedulerHalf:
         record = self._records.get(request.request_id)
         if record is None:
             return
-        record.loading = False  # also the second call after an asynchronous load
         if external_tokens <= 0:
+            record.end_load()  # vLLM's second call, after an asynchronous load that came
             return
-        record.load_attempts += 1
-        record.loading = self._spec.loads_asynchronously
+        record.begin_load(asynchronous=self._spec.loads_asynchronously)
         self._loads.append(self._load_plan(record, tables, record.local_tokens + external_tokens))
         metrics.HIT_TOKENS.inc(external_tokens)
 

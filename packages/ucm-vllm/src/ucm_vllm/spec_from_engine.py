@@ -45,7 +45,7 @@ class EngineSpec:
     rows: Rows
     """Row name to the engine groups that hold it."""
     align_tokens: int
-    """Hits are multiples of this: lcm of vLLM's alignment and the table's."""
+    """Hits are multiples of this: lcm of vLLM's alignment, its blocks and the table's alignment."""
 
     @property
     def group_count(self) -> int:
@@ -84,10 +84,13 @@ def engine_spec(
 ) -> EngineSpec:
     """Map the engine's groups onto ``table``; SpecError names the layer and both numbers."""
     rows = map_groups(table, groups, spec_kind)
-    align = math.lcm(engine_align_tokens, table.alignment_tokens, table.grain_tokens)
+    # whole engine blocks of every group: a state lies at the end of one, and no block is shared half loaded
+    pages = (group.page_tokens for held in rows.values() for group in held)
+    engine = math.lcm(engine_align_tokens, *pages)
+    align = math.lcm(engine, table.alignment_tokens, table.grain_tokens)
     if align > MAX_ALIGNMENT_TOKENS:
         raise SpecError(
-            f"vLLM hits are multiples of {engine_align_tokens} tokens and UCM's of {table.alignment_tokens}:"
+            f"vLLM hits are multiples of {engine} tokens and UCM's of {table.alignment_tokens}:"
             f" they meet every {align} tokens, above the limit of {MAX_ALIGNMENT_TOKENS}; choose another"
             f" block_size"
         )

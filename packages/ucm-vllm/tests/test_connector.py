@@ -1,0 +1,300 @@
+"""The connector as vLLM meets it: its signatures, what it refuses at start, and that no hook ever raises."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+import families
+from engine_doubles import request, scheduler_output
+from halves import PAGES, memory
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput
+
+from ucm_core.errors import ConfigError, IdentityError, LayoutError
+from ucm_vllm.connector import UCMConnector
+
+PARALLEL = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
+
+
+def checkpoint(directory: Path) -> Path:
+    """Configuration and weights of the tiny dense model; the weights are only ever read as bytes."""
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(families.DENSE.config))
+    (directory / "model.safetensors").write_bytes(b"the weights")
+    return directory
+
+
+def engine(directory: Path, **changes: Any) -> Any:
+    """A double of VllmConfig with a real KVTransferConfig; layers are found where vLLM keeps them."""
+    extra = {"root": str(directory / "root"), "ring_bytes": "32MiB"} | changes.pop("extra", {})
+    backend = SimpleNamespace(get_name=lambda: "CPU_ATTN")
+    layer = SimpleNamespace(attn_backend=backend, isa=changes.pop("isa", "vec"))
+    transfer = {"kv_connector": "UCMConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+    model = {
+        "model": str(checkpoint(directory)),
+        "hf_overrides": {},
+        "hf_config_path": None,
+        "quantization": None,
+    }
+    model |= {"dtype": "torch.bfloat16", "max_model_len": 2048, "revision": None} | changes.pop("model", {})
+    parallel = PARALLEL | changes.pop("parallel", {})
+    load_format = changes.pop("load_format", "auto")
+    return SimpleNamespace(
+        kv_transfer_config=KVTransferConfig(**transfer | changes, kv_connector_extra_config=extra),
+        model_config=SimpleNamespace(**model),
+        load_config=SimpleNamespace(load_format=load_format),
+        cache_config=SimpleNamespace(),
+        parallel_config=SimpleNamespace(**parallel),
+        compilation_config=SimpleNamespace(
+            static_forward_context={families.attention(n): layer for n in range(4)}
+        ),
+    )
+
+
+def groups(model: families.TinyModel = families.DENSE) -> KVCacheConfig:
+    return KVCacheConfig(
+        num_blocks=PAGES,
+        kv_cache_tensors=[],
+        kv_cache_groups=list(model.groups),
+        cache_hit_alignment_tokens=128,
+    )
+
+
+def pair(directory: Path, fill: str = "random", **changes: Any) -> tuple[UCMConnector, UCMConnector, Any]:
+    """(scheduler's, worker's, memory), made in vLLM's order and introduced to each other."""
+    config = engine(directory, **changes)
+    worker = UCMConnector(config, KVConnectorRole.WORKER, groups())
+    tensors = memory(families.DENSE, fill)
+    worker.register_kv_caches(tensors)
+    scheduler = UCMConnector(config, KVConnectorRole.SCHEDULER, groups())
+    scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): worker.get_handshake_metadata()})
+    return scheduler, worker, tensors
+
+
+def run_step(scheduler: UCMConnector, worker: UCMConnector, output: Any) -> KVConnectorOutput:
+    """One step in the order of vLLM's V1 runner, metadata pickled as between processes."""
+    meta = pickle.loads(pickle.dumps(scheduler.build_connector_meta(output)))
+    worker.handle_preemptions(meta)
+    worker.bind_connector_metadata(meta)
+    worker.start_load_kv(None)
+    worker.wait_for_layer_load(families.attention(0))
+    worker.save_kv_layer(families.attention(0), None, None)
+    worker.wait_for_save()
+    results = worker.get_transfer_results(set())
+    done = KVConnectorOutput(
+        finished_recving=results.finished_recving,
+        failed_recving=results.failed_recving,
+        invalid_block_ids=worker.get_block_ids_with_load_errors(),
+        kv_connector_worker_meta=pickle.loads(pickle.dumps(worker.build_connector_worker_meta())),
+    )
+    worker.clear_connector_metadata()
+    scheduler.update_connector_output(done)
+    return done
+
+
+class Blocks:
+    """A double of KVCacheBlocks."""
+
+    def __init__(self, *tables: list[int]) -> None:
+        self._tables = tables
+
+    def get_block_ids(self) -> tuple[list[int], ...]:
+        return self._tables
+
+
+def test_the_package_imports_without_vllm() -> None:
+    code = "import sys; sys.modules['vllm'] = sys.modules['torch'] = None; import ucm_vllm"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_vllm_finds_the_class_by_the_package_name() -> None:
+    import ucm_vllm
+
+    assert ucm_vllm.UCMConnector is UCMConnector
+    assert issubclass(UCMConnector, SupportsHMA)
+    with pytest.raises(AttributeError, match="no attribute 'Other'"):
+        _ = ucm_vllm.Other
+
+
+OVERRIDDEN = sorted(
+    name
+    for name, member in vars(UCMConnector).items()
+    if callable(member) and hasattr(KVConnectorBase_V1, name) and not name.startswith("__")
+)
+
+
+@pytest.mark.parametrize("name", OVERRIDDEN)
+def test_hooks_have_the_signature_that_vllm_calls(name: str) -> None:
+    ours, theirs = (
+        list(inspect.signature(getattr(c, name)).parameters) for c in (UCMConnector, KVConnectorBase_V1)
+    )
+    assert ours == theirs
+
+
+def test_all_abstract_hooks_are_there() -> None:
+    assert not UCMConnector.__abstractmethods__
+    assert len(OVERRIDDEN) >= 15
+
+
+# -- a whole life
+
+
+def test_one_engine_saves_and_another_loads(tmp_path: Path) -> None:
+    scheduler, worker, tensors = pair(tmp_path)
+    first = request(300)
+    assert scheduler.get_num_new_matched_tokens(first, 0) == (0, False)
+    scheduler.update_state_after_alloc(first, Blocks([1, 2, 3]), 0)
+    run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
+    assert scheduler.request_finished_all_groups(first, ([1, 2, 3],)) == (False, None)
+    for half in (scheduler, worker):
+        half.shutdown()
+    scheduler, worker, empty = pair(tmp_path, fill="zero")
+    again = request(300, "again")
+    assert scheduler.get_num_new_matched_tokens(again, 0) == (256, False)
+    scheduler.update_state_after_alloc(again, Blocks([7, 8, 9]), 256)
+    done = run_step(scheduler, worker, scheduler_output([(again, 256, 44, ([7, 8, 9],))], {}))
+    assert done.invalid_block_ids == set()
+    for layer, tensor in tensors.items():
+        assert (
+            empty[layer][[7, 8]].view(dtype=families.torch.int16) == tensor[[1, 2]].view(families.torch.int16)
+        ).all()
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
+def test_reset_cache_is_changed_weights(tmp_path: Path) -> None:
+    scheduler, worker, _ = pair(tmp_path)
+    first = request(300)
+    scheduler.get_num_new_matched_tokens(first, 0)
+    run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
+    assert scheduler.reset_cache() is True
+    assert scheduler.get_num_new_matched_tokens(request(300, "again"), 0) == (0, False)
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
+def test_a_cache_is_best_effort(tmp_path: Path) -> None:
+    scheduler, worker, _ = pair(tmp_path)
+    assert not scheduler.requires_kv_delivery
+    assert UCMConnector._cache_hit_source.value == "disk"
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
+# -- what cannot work is refused at start, before any file is touched
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_load_failure_policy": "fail"}, "kv_load_failure_policy = 'fail'"),
+        ({"extra": {"rot": "/tmp/x"}}, "unknown setting 'rot'; did you mean 'root'"),
+        ({"extra": {"grain_tokens": 0}}, "grain_tokens"),
+        ({"extra": {"ring_bytes": 4096}}, "ring_bytes"),
+        ({"extra": {"config_file": "settings.yaml"}}, "config_file and ring_bytes, root"),
+        ({"parallel": {"tensor_parallel_size": 2}}, "tensor_parallel_size = 2"),
+    ],
+)
+@pytest.mark.parametrize("role", list(KVConnectorRole))
+def test_a_setting_that_cannot_work(
+    tmp_path: Path, changes: dict[str, Any], message: str, role: KVConnectorRole
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        UCMConnector(engine(tmp_path, **changes), role, groups())
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_root_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("")
+    with pytest.raises(ConfigError, match="is not a directory"):
+        UCMConnector(engine(tmp_path), KVConnectorRole.WORKER, groups())
+
+
+def test_groups_of_another_model(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.attn\.attn"):
+        UCMConnector(engine(tmp_path), KVConnectorRole.SCHEDULER, groups(families.GPT_OSS))
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_layout_that_is_not_known(tmp_path: Path) -> None:
+    worker = UCMConnector(engine(tmp_path, isa="amx"), KVConnectorRole.WORKER, groups())
+    with pytest.raises(LayoutError, match="ISA 'amx'"):
+        worker.register_kv_caches(memory(families.DENSE, "zero"))
+    worker.shutdown()
+
+
+def test_halves_of_different_models(tmp_path: Path) -> None:
+    config = engine(tmp_path)
+    worker = UCMConnector(config, KVConnectorRole.WORKER, groups())
+    (tmp_path / "model.safetensors").write_bytes(b"other weights")
+    scheduler = UCMConnector(config, KVConnectorRole.SCHEDULER, groups())
+    with pytest.raises(IdentityError, match="weights"):
+        scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): worker.get_handshake_metadata()})
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
+def test_settings_may_come_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text(f"root: {tmp_path / 'elsewhere'}\n")
+    config = engine(tmp_path)
+    config.kv_transfer_config.kv_connector_extra_config = {"config_file": str(tmp_path / "settings.yaml")}
+    UCMConnector(config, KVConnectorRole.WORKER, groups()).shutdown()
+    assert (tmp_path / "elsewhere").is_dir()
+
+
+# -- what cannot be identified is not cached, and nothing else happens
+
+
+def test_an_unknown_model_works_and_caches_nothing(tmp_path: Path) -> None:
+    scheduler, worker, _ = pair(tmp_path, load_format="dummy")
+    asked = request(300)
+    assert scheduler.get_num_new_matched_tokens(asked, 0) == (0, False)
+    scheduler.update_state_after_alloc(asked, Blocks([1, 2, 3]), 0)
+    run_step(scheduler, worker, scheduler_output([(asked, 0, 300, ([1, 2, 3],))], {}))
+    assert scheduler.request_finished_all_groups(asked, ([1, 2, 3],)) == (False, None)
+    assert scheduler.reset_cache() is None
+    assert not (tmp_path / "root").exists()
+
+
+# -- no hook raises
+
+
+def test_scheduler_hooks_that_fail_are_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, worker, _ = pair(tmp_path)
+    monkeypatch.setattr("ucm_core.coordinator.coordinator.Coordinator.verdict", _fail)
+    monkeypatch.setattr("ucm_core.coordinator.coordinator.Coordinator.missing", _fail)
+    asked = request(300)
+    assert scheduler.get_num_new_matched_tokens(asked, 0) == (0, False)
+    scheduler.update_state_after_alloc(asked, Blocks([1, 2, 3]), 256)
+    done = run_step(scheduler, worker, scheduler_output([(asked, 256, 44, ([1, 2, 3],))], {}))
+    assert done.invalid_block_ids == {1, 2}
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
+def test_worker_hooks_that_fail_are_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, worker, _ = pair(tmp_path)
+    for name in ("save", "collect", "report"):
+        monkeypatch.setattr(f"ucm_vllm.worker_half.WorkerHalf.{name}", _fail)
+    done = run_step(scheduler, worker, scheduler_output([], {}))
+    assert (done.finished_recving, done.kv_connector_worker_meta) == (set(), None)
+    monkeypatch.undo()
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
+def _fail(*_: object, **__: object) -> Any:
+    raise RuntimeError("a defect")
