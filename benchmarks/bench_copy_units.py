@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def both_ways(layout: Layout, engine: np.ndarray, payload: np.ndarray) -> Iterat
     for way in (_native.gather, _native.scatter):
         yield side_by_side(
             f"{way.__name__}, {layout.name}",
-            lambda way=way: way(parts, pieces, addresses),
+            partial(way, parts, pieces, addresses),
             peer="memcpy",
             peer_call=copy_units,
             limit=layout.limit,

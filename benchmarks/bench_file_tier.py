@@ -6,11 +6,12 @@ import ctypes
 import itertools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.frame import Figure, side_by_side
 from ucm_core.store.files import FileTier
@@ -22,6 +23,7 @@ GEOMETRIES = (Geometry(8, 65_536), Geometry(16, 262_144), Geometry(4, 4 << 20))
 TOTAL_BYTES = 256 << 20
 THREADS = (1, 2)
 LIMIT = 1.3
+Numbers = npt.NDArray[np.int64]
 
 
 def figures() -> Iterator[Figure]:
@@ -65,7 +67,7 @@ class Pair:
         for path in self.plain.iterdir():
             path.unlink()
 
-    def each(self, work) -> None:
+    def each(self, work: Callable[[Numbers], None]) -> None:
         list(self.pool.map(work, np.array_split(np.arange(self.count), self.threads)))
 
     def save(self) -> None:
@@ -78,22 +80,28 @@ class Pair:
         self.each(lambda part: self.check(self.tier.read(self.keys[part], self.memory.addresses[part])))
 
     def write(self) -> None:
-        self.each(lambda part: [self.plain_write(number) for number in part])
+        self.each(self.plain_write)
 
     def read(self) -> None:
-        self.each(lambda part: [self.plain_read(number) for number in part])
+        self.each(self.plain_read)
 
-    def plain_write(self, number: int) -> None:
-        path = self.plain / str(number)
-        path.unlink(missing_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
-        assert os.pwritev(file, [self.views[-1][:4096], self.views[number]], 0) == self.geometry.object_bytes
-        os.close(file)
+    def plain_write(self, part: Numbers) -> None:
+        for number in part:
+            path = self.plain / str(number)
+            path.unlink(missing_ok=True)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
+            assert os.pwritev(file, self.buffers(number), 0) == self.geometry.object_bytes
+            os.close(file)
 
-    def plain_read(self, number: int) -> None:
-        file = os.open(self.plain / str(number), os.O_RDONLY | os.O_DIRECT)
-        assert os.preadv(file, [self.views[-1][:4096], self.views[number]], 0) == self.geometry.object_bytes
-        os.close(file)
+    def plain_read(self, part: Numbers) -> None:
+        for number in part:
+            file = os.open(self.plain / str(number), os.O_RDONLY | os.O_DIRECT)
+            assert os.preadv(file, self.buffers(number), 0) == self.geometry.object_bytes
+            os.close(file)
+
+    def buffers(self, number: int) -> list[memoryview]:
+        """A page for the header, and the payload."""
+        return [self.views[-1][:4096], self.views[number]]
 
     @staticmethod
     def check(codes: np.ndarray) -> None:
