@@ -90,7 +90,7 @@ class Halves:
     """A scheduler half and a worker half on one root."""
 
     def __init__(self, model: TinyModel, root: Path, *, fill: str = "random", align: int = 128) -> None:
-        self.spec = engine_spec(model.table, model.groups, kind, engine_align_tokens=align)
+        self.spec = engine_spec(model.table, model.groups, spec_kind=kind, engine_align_tokens=align)
         self.memory = memory(model, fill)
         caches = [
             EngineCache(model_of(model), settings(root), digest=lambda _: WEIGHTS, start_wait_s=WAIT_S)
@@ -139,7 +139,7 @@ class Halves:
     def write_prompt(self, asked: Request, tables: Tables, **more: Any) -> None:
         """Compute (the memory is filled already) and save a whole prompt; its files are down afterwards."""
         self.scheduler.matched_tokens(asked, 0)
-        self.scheduler.allocated(asked, tables, 0)
+        self.scheduler.allocated(asked, tables, external_tokens=0)
         self.step((asked, 0, len(asked.all_token_ids), tables), **more)
         self.scheduler.finished(asked.request_id)
         self.settle()

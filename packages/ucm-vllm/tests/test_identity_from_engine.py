@@ -48,7 +48,7 @@ def group(dtype: str = "torch.bfloat16") -> Any:
 
 
 def identify(vllm_config: Any, groups: list[Any] | None = None, **settings: Any) -> EngineModel:
-    return engine_model(vllm_config, groups or [group()], CacheConfig(**settings))
+    return engine_model(vllm_config, groups or [group()], config=CacheConfig(**settings))
 
 
 def test_the_path_and_spelling_of_a_checkpoint_do_not_matter(tmp_path: Path) -> None:

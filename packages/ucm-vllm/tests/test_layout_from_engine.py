@@ -41,9 +41,9 @@ def layout_of(row: SpecRow, tensor: Any, backend: Backend, page: int = PAGE, lay
     table = SpecTable((row,), 64)
     rows = {row.name: (RowGroup(0, page, ((layer, 0),)),)}
     pages = tensor.shape[0]
-    return build_layouts(table, rows, {layer: tensor}, num_blocks=pages, backend_of=lambda _: backend)[
-        row.name, 0
-    ]
+    return build_layouts(
+        table, rows, kv_caches={layer: tensor}, num_blocks=pages, backend_of=lambda _: backend
+    )[row.name, 0]
 
 
 def gathered(row: SpecRow, layout: Any, pieces: np.ndarray, count: int) -> np.ndarray:
@@ -184,7 +184,7 @@ def kernel_blocks(extra: dict[str, Any]) -> Any:
     rows = {row.name: (RowGroup(0, PAGE, ((LAYER, 0),)),)}
     caches = {LAYER: cache} | {name: make(cache) for name, make in extra.items()}
     return build_layouts(
-        SpecTable((row,), 64), rows, caches, num_blocks=PAGES, backend_of=lambda _: ATTENTION
+        SpecTable((row,), 64), rows, kv_caches=caches, num_blocks=PAGES, backend_of=lambda _: ATTENTION
     )
 
 
@@ -201,7 +201,11 @@ def test_a_layer_without_a_tensor_is_refused() -> None:
     rows = {"full": (RowGroup(0, PAGE, ((LAYER, 0),)),)}
     with pytest.raises(LayoutError, match="registered no KV cache tensor"):
         build_layouts(
-            SpecTable((attention_row(),), 64), rows, {}, num_blocks=1, backend_of=lambda _: ATTENTION
+            SpecTable((attention_row(),), 64),
+            rows,
+            kv_caches={},
+            num_blocks=1,
+            backend_of=lambda _: ATTENTION,
         )
 
 
@@ -210,5 +214,9 @@ def test_several_tensors_of_one_layer_are_refused() -> None:
     caches = {LAYER: [torch.zeros(1), torch.zeros(1)]}
     with pytest.raises(LayoutError, match="2 tensors"):
         build_layouts(
-            SpecTable((attention_row(),), 64), rows, caches, num_blocks=1, backend_of=lambda _: ATTENTION
+            SpecTable((attention_row(),), 64),
+            rows,
+            kv_caches=caches,
+            num_blocks=1,
+            backend_of=lambda _: ATTENTION,
         )

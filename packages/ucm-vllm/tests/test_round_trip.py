@@ -46,7 +46,7 @@ def load_dense(reader: Halves, tables: tuple[list[int], ...] = ([7, 8, 9],)) -> 
     """A prompt of 300 tokens of which 256 are served, in one synchronous step."""
     asked = request(300)
     assert reader.scheduler.matched_tokens(asked, 0) == (256, False)
-    reader.scheduler.allocated(asked, tables, 256)
+    reader.scheduler.allocated(asked, tables, external_tokens=256)
     return reader.step((asked, 256, 44, tables))
 
 
@@ -77,7 +77,7 @@ def test_blocks_that_the_engine_holds_are_not_written(engines: Any) -> None:
     writer.write_prompt(request(300), ([1, 2, 3],))
     asked = request(300)
     assert reader.scheduler.matched_tokens(asked, 128) == (128, False)
-    reader.scheduler.allocated(asked, ([7, 8, 9],), 128)
+    reader.scheduler.allocated(asked, ([7, 8, 9],), external_tokens=128)
     reader.step((asked, 256, 44, ([7, 8, 9],)))
     assert not any(part.any() for part in reader.blocks(0, [7]).values())
     assert equal(reader.blocks(0, [8]), writer.blocks(0, [2]))
@@ -89,7 +89,7 @@ def test_an_mla_prompt_with_small_pages(engines: Any) -> None:
     asked = request(200)
     assert reader.scheduler.matched_tokens(asked, 0) == (192, False)
     table = list(range(13, 0, -1))
-    reader.scheduler.allocated(asked, (table,), 192)
+    reader.scheduler.allocated(asked, (table,), external_tokens=192)
     reader.step((asked, 192, 8, (table,)))
     assert equal(reader.blocks(0, table[:12]), writer.blocks(0, list(range(1, 13))))
 
@@ -99,7 +99,7 @@ def test_a_window_prompt_loads_only_the_window(engines: Any) -> None:
     writer.write_prompt(request(300), ([1, 2, 3], [4, 5, 6]))
     asked = request(300)
     assert reader.scheduler.matched_tokens(asked, 0) == (256, True)
-    reader.scheduler.allocated(asked, ([0, 7], [8, 9]), 256)
+    reader.scheduler.allocated(asked, ([0, 7], [8, 9]), external_tokens=256)
     assert reader.receive("r").failed == set()
     assert equal(reader.blocks(1, [8, 9]), writer.blocks(1, [4, 5]))
     window, kept = reader.blocks(0, [7]), writer.blocks(0, [2])
@@ -121,7 +121,7 @@ def hybrid_pair(engines: Any) -> tuple[Halves, Halves]:
 def begin_hybrid(reader: Halves) -> Any:
     asked = request(300)
     assert reader.scheduler.matched_tokens(asked, 0) == (256, True)
-    reader.scheduler.allocated(asked, ([0, 7], [0, 8], [0, 9], [10, 14]), 256)
+    reader.scheduler.allocated(asked, ([0, 7], [0, 8], [0, 9], [10, 14]), external_tokens=256)
     return asked
 
 
@@ -179,7 +179,7 @@ def test_a_flipped_byte_fails_its_block_and_is_healed_by_the_next_save(engines: 
     keys = reader_keys(reader, asked)
     corrupt(file_of(tmp_path, keys[2]))
     reader.scheduler.matched_tokens(asked, 0)
-    reader.scheduler.allocated(asked, ([7, 8, 9],), 256)
+    reader.scheduler.allocated(asked, ([7, 8, 9],), external_tokens=256)
     step = reader.step((asked, 256, 44, ([7, 8, 9],)))
     assert step.broken == {8}
     assert not file_of(tmp_path, keys[2]).exists()
@@ -207,7 +207,7 @@ def test_nothing_computed_on_garbage_is_saved(engines: Any, tmp_path: Path) -> N
     asked, other = request(500), request(200, "other", first=5)
     corrupt(file_of(tmp_path, reader_keys(reader, asked)[0]))
     reader.scheduler.matched_tokens(asked, 0)
-    reader.scheduler.allocated(asked, ([7, 8, 9, 10],), 256)
+    reader.scheduler.allocated(asked, ([7, 8, 9, 10],), external_tokens=256)
     reader.scheduler.matched_tokens(other, 0)
     step = reader.step((asked, 256, 244, ([7, 8, 9, 10],)), (other, 0, 200, ([12, 13],)))
     assert step.broken == {7}
@@ -225,7 +225,7 @@ def test_a_step_planned_before_the_failure_was_known_saves_nothing(engines: Any,
     asked, other = request(300), request(200, "other", first=5)
     corrupt(file_of(tmp_path, reader_keys(reader, asked)[0]))
     reader.scheduler.matched_tokens(asked, 0)
-    reader.scheduler.allocated(asked, ([7, 8, 9],), 256)
+    reader.scheduler.allocated(asked, ([7, 8, 9],), external_tokens=256)
     first = reader.plan((asked, 256, 44, ([7, 8, 9],)))
     reader.scheduler.matched_tokens(other, 0)
     second = reader.plan((other, 0, 200, ([12, 13],)))
@@ -253,7 +253,7 @@ def test_blocks_that_vanish_after_the_promise_are_failed_blocks(engines: Any, tm
     reader.scheduler.matched_tokens(asked, 0)
     for path in objects(tmp_path):
         path.unlink()
-    reader.scheduler.allocated(asked, ([7, 8, 9],), 256)
+    reader.scheduler.allocated(asked, ([7, 8, 9],), external_tokens=256)
     step = reader.step((asked, 256, 44, ([7, 8, 9],)))
     assert step.broken == {7, 8}
 
@@ -279,7 +279,7 @@ def test_a_worker_in_another_namespace_loads_and_saves_nothing(engines: Any, tmp
     writer.write_prompt(request(300), ([1, 2, 3],))
     asked = request(300)
     reader.scheduler.matched_tokens(asked, 0)
-    reader.scheduler.allocated(asked, ([7, 8, 9],), 256)
+    reader.scheduler.allocated(asked, ([7, 8, 9],), external_tokens=256)
     plan = reader.plan((asked, 256, 44, ([7, 8, 9],)))
     foreign = type(plan)("0" * 32, loads=plan.loads, saves=plan.saves)
     assert reader.execute(foreign).broken == {7, 8}

@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 
 import families
 from engine_doubles import IDENTITY, Engine, request, saved
-from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+from halves import kind
 
 from ucm_core.errors import IdentityError
 from ucm_vllm.metadata import FailedLoad, Handshake
@@ -21,9 +21,7 @@ from ucm_vllm.spec_from_engine import EngineSpec, engine_spec
 
 
 def spec_of(model: families.TinyModel, align: int = 128) -> EngineSpec:
-    return engine_spec(
-        model.table, model.groups, lambda spec: get_kv_cache_spec_kind(spec).value, engine_align_tokens=align
-    )
+    return engine_spec(model.table, model.groups, spec_kind=kind, engine_align_tokens=align)
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def store_prompt(engine: Engine, tokens: int, tables: tuple[list[int], ...], **m
     """Another request with the same tokens computes and saves its prompt, and ends."""
     first = request(tokens, "writer")
     engine.half.matched_tokens(first, 0)
-    engine.half.allocated(first, tables, 0)
+    engine.half.allocated(first, tables, external_tokens=0)
     engine.run((first, 0, tokens, tables), **more)
     engine.half.finished("writer")
 
@@ -122,7 +120,7 @@ def test_a_load_covers_exactly_what_was_allocated(dense: Engine) -> None:
     store_prompt(dense, 300, ([1, 2, 3],))
     asked = request(300)
     dense.half.matched_tokens(asked, 128)
-    dense.half.allocated(asked, ([7, 8, 9],), 128)
+    dense.half.allocated(asked, ([7, 8, 9],), external_tokens=128)
     (load,) = dense.step((asked, 256, 44, ([7, 8, 9],))).loads
     (transfer,) = load.rows
     ((group, pieces),) = transfer.pieces
@@ -134,7 +132,7 @@ def test_a_smaller_allocation_than_promised_loads_less(dense: Engine) -> None:
     store_prompt(dense, 300, ([1, 2, 3],))
     asked = request(300)
     dense.half.matched_tokens(asked, 0)
-    dense.half.allocated(asked, ([7],), 128)
+    dense.half.allocated(asked, ([7],), external_tokens=128)
     (load,) = dense.step().loads
     assert load.possible
     assert load.rows[0].pages(np.ones(2, dtype=bool)) == {7}
@@ -145,7 +143,7 @@ def test_blocks_that_vanished_since_the_promise_are_reported_as_failed(dense: En
     asked = request(300)
     dense.half.matched_tokens(asked, 0)
     dense.keys.present["full"].clear()
-    dense.half.allocated(asked, ([7, 8, 9],), 256)
+    dense.half.allocated(asked, ([7, 8, 9],), external_tokens=256)
     (load,) = dense.step().loads
     assert not load.possible
     assert load.rows[0].pages(np.ones(4, dtype=bool)) == {7, 8}
@@ -155,7 +153,7 @@ def test_no_external_tokens_are_no_load(dense: Engine) -> None:
     store_prompt(dense, 300, ([1, 2, 3],))
     asked = request(300)
     dense.half.matched_tokens(asked, 0)
-    dense.half.allocated(asked, ([7, 8, 9],), 0)
+    dense.half.allocated(asked, ([7, 8, 9],), external_tokens=0)
     assert dense.step().loads == ()
 
 
@@ -163,7 +161,7 @@ def test_a_load_is_planned_once(dense: Engine) -> None:
     store_prompt(dense, 300, ([1, 2, 3],))
     asked = request(300)
     dense.half.matched_tokens(asked, 0)
-    dense.half.allocated(asked, ([7, 8, 9],), 256)
+    dense.half.allocated(asked, ([7, 8, 9],), external_tokens=256)
     assert [len(dense.step().loads) for _ in range(2)] == [1, 0]
 
 
@@ -172,7 +170,7 @@ def test_a_state_is_loaded_into_the_block_whose_end_is_the_boundary(hybrid: Engi
     store_prompt(hybrid, 300, ([0, 1], [0, 2], [0, 3], [4, 5, 6]), offers=offers)
     asked = request(300)
     hybrid.half.matched_tokens(asked, 0)
-    hybrid.half.allocated(asked, ([0, 11], [0, 12], [0, 13], [14, 15]), 256)
+    hybrid.half.allocated(asked, ([0, 11], [0, 12], [0, 13], [14, 15]), external_tokens=256)
     (load,) = hybrid.step().loads
     pages = {transfer.row: transfer.pages(np.ones(len(transfer.keys), dtype=bool)) for transfer in load.rows}
     assert load.asynchronous
@@ -184,7 +182,7 @@ def test_window_rows_load_their_window_only() -> None:
     store_prompt(engine, 700, ([1, 2, 3, 4, 5, 6], [11, 12, 13, 14, 15, 16]))
     asked = request(700)
     assert engine.half.matched_tokens(asked, 0) == (640, True)
-    engine.half.allocated(asked, ([0, 0, 0, 0, 25], [31, 32, 33, 34, 35]), 640)
+    engine.half.allocated(asked, ([0, 0, 0, 0, 25], [31, 32, 33, 34, 35]), external_tokens=640)
     (load,) = engine.step().loads
     objects = {transfer.row: len(transfer.keys) for transfer in load.rows}
     assert objects == {"window-64": 1, "full": 10}
@@ -200,7 +198,7 @@ def test_two_failed_loads_in_a_row_are_enough(hybrid: Engine) -> None:
     asked, tables = request(300), ([0, 11], [0, 12], [0, 13], [14, 15])
     for _ in range(2):
         assert hybrid.half.matched_tokens(asked, 0) == (256, True)
-        hybrid.half.allocated(asked, tables, 256)
+        hybrid.half.allocated(asked, tables, external_tokens=256)
     assert hybrid.half.matched_tokens(asked, 0) == (0, False)
 
 
@@ -209,8 +207,8 @@ def test_a_load_that_came_is_not_held_against_the_request(hybrid: Engine) -> Non
     asked, tables = request(300), ([0, 11], [0, 12], [0, 13], [14, 15])
     for _ in range(4):  # preempted and resumed again and again
         assert hybrid.half.matched_tokens(asked, 0) == (256, True)
-        hybrid.half.allocated(asked, tables, 256)
-        hybrid.half.allocated(asked, tables, 0)
+        hybrid.half.allocated(asked, tables, external_tokens=256)
+        hybrid.half.allocated(asked, tables, external_tokens=0)
 
 
 # -- saves
@@ -277,7 +275,7 @@ def test_after_a_resume_saves_come_from_the_new_blocks() -> None:
     asked.append_output_token_ids(list(range(10)))
     assert engine.half.matched_tokens(asked, 0) == (192, False)
     tables = (list(range(40, 49)),)
-    engine.half.allocated(asked, tables, 192)
+    engine.half.allocated(asked, tables, external_tokens=192)
     assert saved(engine.run((asked, 192, 10, tables))) == []
     asked.append_output_token_ids(list(range(58)))
     assert saved(engine.run((asked, 202, 58, tables))) == [(0, 46, 32), (0, 47, 32)]
@@ -286,7 +284,7 @@ def test_after_a_resume_saves_come_from_the_new_blocks() -> None:
 def engine_spec_32() -> EngineSpec:
     table = families.canonical_table(families.DENSE.config, grain_tokens=32, kv_dtype="bfloat16")
     groups = [families.group([families.attention(n) for n in range(4)], families.full(32))]
-    return engine_spec(table, groups, lambda spec: get_kv_cache_spec_kind(spec).value, engine_align_tokens=32)
+    return engine_spec(table, groups, spec_kind=kind, engine_align_tokens=32)
 
 
 # -- states
@@ -343,7 +341,7 @@ def failed_load(engine: Engine, tables: tuple[list[int], ...]) -> Any:
     store_prompt(engine, 300, ([1, 2, 3],))
     asked = request(500)
     engine.half.matched_tokens(asked, 0)
-    engine.half.allocated(asked, tables, 256)
+    engine.half.allocated(asked, tables, external_tokens=256)
     plan = engine.step((asked, 256, 200, tables))
     keys = plan.loads[0].rows[0].keys[2:3]
     engine.keys.drop("full", keys)
@@ -371,7 +369,7 @@ def test_a_failed_key_is_not_promised_again_before_it_is_saved(dense: Engine) ->
     store_prompt(dense, 300, ([1, 2, 3],))
     asked = request(300)
     dense.half.matched_tokens(asked, 0)
-    dense.half.allocated(asked, ([7, 8, 9],), 256)
+    dense.half.allocated(asked, ([7, 8, 9],), external_tokens=256)
     keys = dense.step().loads[0].rows[0].keys
     dense.tell(failed=(FailedLoad("r", "full", keys[2:3]),))
     assert dense.half.matched_tokens(request(300, "other"), 0) == (128, False)
@@ -434,6 +432,19 @@ def test_changed_weights_hide_what_was_stored_and_what_still_runs(dense: Engine)
     assert dense.half.matched_tokens(request(300, "new"), 0) == (0, False)
 
 
+@pytest.mark.parametrize(("local_is_empty", "saves"), [(True, 3), (False, 0)])
+def test_what_borrows_from_a_local_cache_of_old_weights_is_not_saved(
+    dense: Engine, local_is_empty: bool, saves: int
+) -> None:
+    dense.half.reset(local_is_empty=local_is_empty)
+    asked = request(200)
+    dense.half.matched_tokens(asked, 128)
+    assert len(saved(dense.step((asked, 128, 72, ([7, 8],))))) == saves
+    own = request(200, "own")
+    dense.half.matched_tokens(own, 0)
+    assert len(saved(dense.step((own, 0, 200, ([9, 10],))))) == 3
+
+
 def test_a_plan_can_be_pickled(hybrid: Engine) -> None:
     asked = request(300)
     hybrid.half.matched_tokens(asked, 0)
@@ -444,7 +455,7 @@ def test_a_plan_can_be_pickled(hybrid: Engine) -> None:
 
 def test_a_request_that_is_not_known_is_left_alone(dense: Engine) -> None:
     assert dense.step((request(300, "stranger"), 0, 300, ([7, 8, 9],))).saves == ()
-    dense.half.allocated(request(300, "stranger"), ([7],), 128)
+    dense.half.allocated(request(300, "stranger"), ([7],), external_tokens=128)
     assert dense.step().loads == ()
 
 

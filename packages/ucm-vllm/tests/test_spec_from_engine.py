@@ -21,12 +21,12 @@ def kind(spec: Any) -> str:
 
 
 def spec_of(model: families.TinyModel, align: int = 128) -> EngineSpec:
-    return engine_spec(model.table, model.groups, kind, engine_align_tokens=align)
+    return engine_spec(model.table, model.groups, spec_kind=kind, engine_align_tokens=align)
 
 
 def refusal(groups: list[Any], model: families.TinyModel = families.DENSE) -> str:
     with pytest.raises(SpecError) as error:
-        map_groups(model.table, groups, kind)
+        map_groups(model.table, groups, spec_kind=kind)
     return str(error.value)
 
 
@@ -79,7 +79,9 @@ def test_layers_of_different_sizes_in_one_group_are_looked_at_one_by_one() -> No
         block_size=128, kv_cache_specs={name: families.full() for name in layers}
     )
     assert (
-        map_groups(families.DENSE.table, [families.group(layers, uniform)], kind)["full"][0].page_tokens
+        map_groups(families.DENSE.table, [families.group(layers, uniform)], spec_kind=kind)["full"][
+            0
+        ].page_tokens
         == 128
     )
     odd = {name: families.full(num_kv_heads=2 + (name == layers[2])) for name in layers}
@@ -130,7 +132,7 @@ def test_a_state_of_another_shape_is_refused(shapes: tuple[tuple[int, ...], ...]
 def test_states_that_are_not_kept_at_boundaries_are_refused() -> None:
     spec = families.state(families.MAMBA_SHAPES, 128, mamba_cache_mode="none")
     with pytest.raises(ConfigError, match="enable_prefix_caching=True"):
-        map_groups(families.GRANITE.table, [families.group(["model.layers.0.mixer"], spec)], kind)
+        map_groups(families.GRANITE.table, [families.group(["model.layers.0.mixer"], spec)], spec_kind=kind)
 
 
 def test_a_missing_layer_is_named() -> None:

@@ -31,7 +31,7 @@ class BrokenPages:
             first = next((index for index, page in enumerate(table) if page in pages), len(table))
             self._pages.update(table[first:])
 
-    def review(self, record: RequestRecord, table: Sequence[int], end_tokens: int) -> None:
+    def review(self, record: RequestRecord, table: Sequence[int], *, end_tokens: int) -> None:
         """``record`` is computed up to ``end_tokens``: what it writes heals, what it borrowed taints it."""
         if not self._pages:
             return

@@ -40,14 +40,14 @@ from ucm_vllm.worker_half import WorkerHalf
 __all__ = ["UCMConnector"]
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class UCMStep(KVConnectorMetadata):
     """A step's plan in vLLM's envelope."""
 
     plan: StepPlan
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class UCMReport(KVConnectorWorkerMetadata):
     """A worker's report in vLLM's envelope."""
 
@@ -58,7 +58,7 @@ class UCMReport(KVConnectorWorkerMetadata):
         return UCMReport(self.report.merged(other.report))
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class UCMHandshake(KVConnectorHandshakeMetadata):
     """A worker's identity in vLLM's envelope."""
 
@@ -101,7 +101,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         """What both halves work on; None, with one log line, when the model cannot be identified."""
         groups = kv_cache_config.kv_cache_groups
         try:
-            model = engine_model(vllm_config, groups, config)
+            model = engine_model(vllm_config, groups, config=config)
         except IdentityError as error:
             self._reason = str(error)
             border.complaints.say(
@@ -109,7 +109,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
             )
             return None
         align = versions.alignment_tokens(vllm_config, kv_cache_config)
-        spec = engine_spec(model.table, groups, _spec_kind, engine_align_tokens=align)
+        spec = engine_spec(model.table, groups, spec_kind=_spec_kind, engine_align_tokens=align)
         return spec, EngineCache(model, config)
 
     @property
@@ -152,7 +152,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """See `SchedulerHalf.allocated`; whatever fails in it becomes a load that is reported as failed."""
         if self._scheduler is not None:
-            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
+            self._scheduler.allocated(request, blocks.get_block_ids(), external_tokens=num_external_tokens)
 
     @guarded("build_connector_meta", lambda: UCMStep(StepPlan(namespace=None)))
     def build_connector_meta(self, scheduler_output: Any) -> UCMStep:
@@ -185,7 +185,9 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     @guarded("reset_cache", lambda: False)
     def reset_cache(self) -> bool | None:
         """The weights changed: that is what vLLM means by it."""
-        return None if self._scheduler is None else self._scheduler.reset()
+        if self._scheduler is None:
+            return None
+        return self._scheduler.reset(local_is_empty=self._local_cache_is_empty())
 
     # -- the worker's hooks
 
@@ -243,6 +245,14 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         for half in (self._scheduler, self._worker):
             if half is not None:
                 half.close()
+
+    def _local_cache_is_empty(self) -> bool:
+        """Whether vLLM's own prefix cache names no block; False in doubt."""
+        pool = getattr(self._kv_cache_manager, "block_pool", None)
+        try:
+            return pool is not None and len(pool.cached_block_hash_to_block) == 0
+        except (AttributeError, TypeError):
+            return False
 
     def _plan(self) -> StepPlan:
         envelope = self._connector_metadata

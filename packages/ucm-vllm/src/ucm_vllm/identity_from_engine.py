@@ -48,7 +48,7 @@ class EngineModel:
     """``weights`` is None, so it is not known yet."""
 
 
-def engine_model(vllm_config: Any, groups: Iterable[Any], config: CacheConfig) -> EngineModel:
+def engine_model(vllm_config: Any, groups: Iterable[Any], *, config: CacheConfig) -> EngineModel:
     """Table and identity of the engine's model; IdentityError when it cannot be identified for certain."""
     directory = checkpoint_directory(vllm_config)
     merged = read_config(directory, overrides_of(vllm_config))

@@ -86,8 +86,8 @@ class Registered:
 def build_layouts(
     table: SpecTable,
     rows: Mapping[str, tuple[RowGroup, ...]],
-    kv_caches: Mapping[str, Any],
     *,
+    kv_caches: Mapping[str, Any],
     num_blocks: int,
     backend_of: Callable[[str], Backend],
 ) -> dict[tuple[str, int], EngineLayout]:
@@ -95,12 +95,14 @@ def build_layouts(
     layouts = {}
     for name, groups in rows.items():
         row = table.row(name)
+        stride = Geometry.of_row(row).stride
         for group in groups:
+            size = (num_blocks, group.page_tokens)
             parts = [
                 part
                 for layer, unit in group.layers
                 for part in _parts(
-                    row, group, _registered(kv_caches, layer), num_blocks, unit, backend_of(layer)
+                    row, _registered(kv_caches, layer), size, offset=unit * stride, backend=backend_of(layer)
                 )
             ]
             layouts[name, group.index] = EngineLayout(group.page_tokens, tuple(parts))
@@ -118,20 +120,20 @@ def _registered(kv_caches: Mapping[str, Any], layer: str) -> Registered:
 
 
 def _parts(
-    row: SpecRow, group: RowGroup, tensor: Registered, num_blocks: int, unit: int, backend: Backend
+    row: SpecRow, tensor: Registered, size: tuple[int, int], *, offset: int, backend: Backend
 ) -> list[PartLayout]:
-    offset = unit * Geometry.of_row(row).stride
+    """``size`` = (blocks, tokens per block); ``offset`` = where the layer's unit begins in the payload."""
     if row.kind is RowKind.SNAPSHOT:
-        return [_state(row, tensor, num_blocks, offset)]
+        return [_state(row, tensor, size[0], offset)]
     if [part.name for part in row.parts] == ["latent", "rope"]:
         _require_backend(tensor, backend, "CPU_MLA")
-        return _latent_then_rope(row, tensor, (num_blocks, group.page_tokens), offset)
+        return _latent_then_rope(row, tensor, size, offset)
     _require_backend(tensor, backend, "CPU_ATTN")
     if backend.isa not in KNOWN_ISAS:
         raise tensor.refuse(
             f"ISA {backend.isa!r} packs K and V in a way that is not known; known: {', '.join(KNOWN_ISAS)}"
         )
-    return _transposed_k_then_v(row, tensor, (num_blocks, group.page_tokens), offset)
+    return _transposed_k_then_v(row, tensor, size, offset)
 
 
 def _require_backend(tensor: Registered, backend: Backend, known: str) -> None:
@@ -142,7 +144,7 @@ def _require_backend(tensor: Registered, backend: Backend, known: str) -> None:
 def _transposed_k_then_v(
     row: SpecRow, tensor: Registered, size: tuple[int, int], offset: int
 ) -> list[PartLayout]:
-    """``size`` = (blocks, N); per (block, head): K as [D, N] at 0, V as [N, D] at N * D elements."""
+    """Per (block, head) of N tokens: K as [D, N] at 0, V as [N, D] at N * D elements."""
     k, v = row.parts
     (blocks, tokens), (heads, dim), item = size, k.shape, tensor.item_bytes
     if v.shape != k.shape:
@@ -161,7 +163,7 @@ def _transposed_k_then_v(
 def _latent_then_rope(
     row: SpecRow, tensor: Registered, size: tuple[int, int], offset: int
 ) -> list[PartLayout]:
-    """``size`` = (blocks, N); per token the latent's elements, then those of the rope part; one head."""
+    """Per token the latent's elements, then those of the rope part; one head."""
     latent, rope = row.parts
     (blocks, tokens), item = size, tensor.item_bytes
     width = latent.shape[0] + rope.shape[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from ucm_core.spec.keys import PrefixChain
@@ -12,24 +11,24 @@ MAX_LOAD_ATTEMPTS = 2
 """Asynchronous loads in a row that may fail: vLLM asks again after each, which must not go on for ever."""
 
 
-@dataclass(slots=True)
 class RequestRecord:
     """One request from its arrival to its end; an attempt begins whenever vLLM asks for it from token 0."""
 
-    request: Any
-    """``vllm.v1.request.Request``."""
-    chain: PrefixChain | None
-    """None: not cacheable."""
-    local_tokens: int = 0
-    """What vLLM held itself when this attempt began."""
-    load_attempts: int = 0
-    """Asynchronous loads begun since the last one that succeeded."""
-    loading: bool = False
-    """An asynchronous load is under way."""
-    trusted: bool = True
-    """False: something below this request's blocks is not known to be right, so nothing of it is saved."""
-    cursors: dict[str, int] = field(default_factory=dict)
-    """Per row, blocks ``[0, cursor)`` are stored, planned or cannot be saved in this attempt."""
+    def __init__(self, request: Any, chain: PrefixChain | None) -> None:
+        self.request = request
+        """``vllm.v1.request.Request``."""
+        self.chain = chain
+        """None: not cacheable."""
+        self.local_tokens = 0
+        """What vLLM held itself when this attempt began."""
+        self.load_attempts = 0
+        """Asynchronous loads begun since the last one that succeeded."""
+        self.loading = False
+        """An asynchronous load is under way."""
+        self.trusted = True
+        """False: something below this request's blocks may be wrong, so nothing of it is saved."""
+        self.cursors: dict[str, int] = {}
+        """Per row, blocks ``[0, cursor)`` are stored, planned or cannot be saved in this attempt."""
 
     @property
     def may_load(self) -> bool:
@@ -74,6 +73,7 @@ class RequestRecords:
         self._identities = identities
         self._grain_tokens = grain_tokens
         self._records: dict[str, RequestRecord] = {}
+        self._distrusts_local = False
 
     def __len__(self) -> int:
         return len(self._records)
@@ -90,10 +90,15 @@ class RequestRecords:
         if record.chain is None:
             record.chain = self._chain(request)
         record.begin_attempt(local_tokens)
+        record.trusted = not (self._distrusts_local and local_tokens)
         return record
 
-    def distrust_all(self) -> None:
-        """Save nothing more of what runs now: its bytes stem from weights that are gone."""
+    def distrust(self, *, local: bool) -> None:
+        """Save nothing more of what runs now: its bytes stem from weights that are gone.
+
+        ``local``: vLLM's own prefix cache still holds such bytes, so what borrows from it is not saved.
+        """
+        self._distrusts_local = local
         for record in self._records.values():
             record.trusted = False
 

@@ -89,7 +89,7 @@ class SchedulerHalf:
         new_tokens = verdict.hit.new_tokens
         return (new_tokens, self._spec.loads_asynchronously) if new_tokens > 0 else (0, False)
 
-    def allocated(self, request: Any, tables: Tables, external_tokens: int) -> None:
+    def allocated(self, request: Any, tables: Tables, *, external_tokens: int) -> None:
         """Plan the load of exactly ``external_tokens``, which may be fewer than promised, or 0."""
         record = self._records.get(request.request_id)
         if record is None:
@@ -137,9 +137,12 @@ class SchedulerHalf:
         """Forget the request; an asynchronous load of it that still runs is the worker's to report."""
         self._records.finish(request_id)
 
-    def reset(self) -> bool:
-        """The weights changed: nothing stored before is found, nothing computed before is stored."""
-        self._records.distrust_all()
+    def reset(self, *, local_is_empty: bool = False) -> bool:
+        """The weights changed: nothing stored before is found, nothing computed before is stored.
+
+        ``local_is_empty``: vLLM's own prefix cache holds nothing of before either.
+        """
+        self._records.distrust(local=not local_is_empty)
         self._cache.weights_changed()
         return True
 
@@ -214,7 +217,7 @@ class SchedulerHalf:
                 continue
             end = min(computed[request_id] + count, len(record.request.all_token_ids))
             self._step_tables.append(tables)
-            self._broken.review(record, tables[0], end)
+            self._broken.review(record, tables[0], end_tokens=end)
             if rows := self._rows_to_save(cache, record, tables=tables, end_tokens=end):
                 yield SavePlan(request_id, rows)
         for request_id, offers in block_state.boundary_state_offloads.items():
@@ -245,7 +248,8 @@ class SchedulerHalf:
         record.cursors[row.name] = end
         missing = cache.coordinator.missing(chain, row.name, begin_block=begin, end_block=end)
         keys = cache.coordinator.keys(chain, row.name, begin_block=begin, end_block=end)[missing]
-        return self._planner.save_blocks(row, np.flatnonzero(missing) + begin, keys, tables)
+        blocks = np.flatnonzero(missing) + begin
+        return self._planner.save_blocks(row, blocks, keys=keys, tables=tables)
 
     def _states_to_save(
         self, cache: Cache, record: RequestRecord, offers: Collection[tuple[int, int, int]]
@@ -270,7 +274,7 @@ class SchedulerHalf:
         if not cache.coordinator.missing(chain, row.name, begin_block=block, end_block=block + 1).any():
             return None
         key = cache.coordinator.keys(chain, row.name, begin_block=block, end_block=block + 1)
-        return self._planner.save_state(row, key, pages)
+        return self._planner.save_state(row, key, pages=pages)
 
     def _save_again(self, request_id: str) -> None:
         """Begin again at block 0: what was planned was not stored, or what was there is not any more."""

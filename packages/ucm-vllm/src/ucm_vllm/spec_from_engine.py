@@ -80,10 +80,10 @@ class _Facts:
 
 
 def engine_spec(
-    table: SpecTable, groups: Iterable[Any], spec_kind: SpecKind, *, engine_align_tokens: int
+    table: SpecTable, groups: Iterable[Any], *, spec_kind: SpecKind, engine_align_tokens: int
 ) -> EngineSpec:
     """Map the engine's groups onto ``table``; SpecError names the layer and both numbers."""
-    rows = map_groups(table, groups, spec_kind)
+    rows = map_groups(table, groups, spec_kind=spec_kind)
     # whole engine blocks of every group: a state lies at the end of one, and no block is shared half loaded
     pages = (group.page_tokens for held in rows.values() for group in held)
     engine = math.lcm(engine_align_tokens, *pages)
@@ -97,7 +97,7 @@ def engine_spec(
     return EngineSpec(table, rows, align)
 
 
-def map_groups(table: SpecTable, groups: Iterable[Any], spec_kind: SpecKind) -> Rows:
+def map_groups(table: SpecTable, groups: Iterable[Any], *, spec_kind: SpecKind) -> Rows:
     """Row name to engine groups; every layer of every row is claimed exactly once."""
     claims: dict[str, dict[int, dict[int, str]]] = {}
     pages: dict[int, int] = {}

@@ -57,7 +57,7 @@ class TransferPlanner:
             )
         return tuple(transfers)
 
-    def save_blocks(self, row: SpecRow, blocks: Int64s, keys: Keys, tables: Tables) -> RowTransfer | None:
+    def save_blocks(self, row: SpecRow, blocks: Int64s, *, keys: Keys, tables: Tables) -> RowTransfer | None:
         """Those of ``blocks`` whose tokens all groups of the row still keep; None when there are none."""
         pieces = self._pieces(row, blocks, tables)
         complete = np.ones(len(blocks), dtype=np.bool_)
@@ -68,7 +68,7 @@ class TransferPlanner:
         chosen = tuple((group, of_payloads(rows, complete)) for group, rows in pieces)
         return RowTransfer(row.name, keys[complete], chosen)
 
-    def save_state(self, row: SpecRow, key: Keys, pages: Mapping[int, int]) -> RowTransfer | None:
+    def save_state(self, row: SpecRow, key: Keys, *, pages: Mapping[int, int]) -> RowTransfer | None:
         """The row's state, if all its groups offer it (``pages``: group -> engine block)."""
         if any(pages.get(group.index, NULL_PAGE) == NULL_PAGE for group in self._spec.rows[row.name]):
             return None

@@ -110,7 +110,11 @@ class WorkerHalf:
     ) -> None:
         """Learn where vLLM keeps each layer; LayoutError, naming the layer, for what cannot be read."""
         self._layouts = build_layouts(
-            self._spec.table, self._spec.rows, kv_caches, num_blocks=num_blocks, backend_of=backend_of
+            self._spec.table,
+            self._spec.rows,
+            kv_caches=kv_caches,
+            num_blocks=num_blocks,
+            backend_of=backend_of,
         )
         self._tensors = dict(kv_caches)  # addresses in the layouts stay valid as long as these live
 
