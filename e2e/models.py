@@ -26,6 +26,8 @@ class Model:
     """Prompt tokens. With its answer the second crosses a block boundary: decoded tokens are saved too."""
     has_state: bool = False
     """Whether it resumes from recurrent states; vLLM offers one at the last block boundary of a prompt."""
+    partly_loaded: tuple[str, ...] = ()
+    """How names of layers begin whose window ends inside an engine block: not all of it is loaded."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `vllm.LLM` beyond the common ones."""
 
@@ -51,7 +53,7 @@ MODELS = {
     model.family: model
     for model in (
         Model("dense", 128),
-        Model("window", 128),
+        Model("window", 128, partly_loaded=("model.layers.0.", "model.layers.2.")),
         # vLLM's prefix cache and chunked prefill are off for MLA on a CPU without AMX; its blocks are small.
         Model("mla", 16, arguments={"dtype": "float32", "num_gpu_blocks_override": 256}),
         # vLLM's Mamba2 on CPU fails when one chunk of a prefill is larger than the state's block.

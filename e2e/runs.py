@@ -26,12 +26,22 @@ class Plain:
     """The first prompts again, from the engine's own prefix cache."""
     own_longer: tuple[Answer, ...]
     longer_prompts: tuple[Prompt, ...]
+    prefilled: tuple[tuple[float, ...], ...]
+    """Per first prompt, logprobs of its answer's first tokens, each after a prefill of all before it."""
 
     @property
     def spread(self) -> float:
-        """The largest difference of a first token's logprob that the engine shows against itself."""
+        """The largest difference of a logprob that the engine shows against itself.
+
+        First tokens from its own prefix cache against first tokens without. vLLM switches that cache off for
+        MLA on a CPU; there, tokens decoded on the cached prefix against tokens after a prefill of all of it.
+        """
         own, cold = self.own_first + self.own_longer, self.first + self.longer
-        return max(abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(own, cold, strict=True))
+        pairs = [(a.logprobs[0], b.logprobs[0]) for a, b in zip(own, cold, strict=True)]
+        if not any(answer.cached_tokens for answer in own):
+            for answer, prefilled in zip(self.first, self.prefilled, strict=True):
+                pairs += zip(answer.logprobs, prefilled, strict=False)
+        return max(abs(a - b) for a, b in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,10 @@ class Runs:
                 serve_after(engine, *pair) for pair in zip(prompts.first, longer_prompts, strict=True)
             ]
             longer, other = serve_apart(engine, longer_prompts), serve_apart(engine, prompts.other)
-        return Plain(first, longer, other, tuple(own), tuple(own_longer), longer_prompts)
+            prefilled = tuple(
+                prefilled_logprobs(engine, *pair) for pair in zip(prompts.first, first, strict=True)
+            )
+        return Plain(first, longer, other, tuple(own), tuple(own_longer), longer_prompts, prefilled)
 
     def _run_saving(self, family: str) -> Saved:
         root = self.empty_root(f"{family}-saved")
@@ -149,6 +162,12 @@ def observe_apart(engine: Engine, prompt: Prompt) -> tuple[Answer, Blocks]:
 def serve_apart(engine: Engine, prompts: tuple[Prompt, ...]) -> tuple[Answer, ...]:
     """Serve each prompt with the engine's own prefix cache emptied before it."""
     return tuple(engine.generate_apart(prompts, max_tokens=MAX_TOKENS))
+
+
+def prefilled_logprobs(engine: Engine, prompt: Prompt, answer: Answer, count: int = 8) -> tuple[float, ...]:
+    """The logprobs of the first `count` tokens of `answer`, each after a prefill of all tokens before it."""
+    steps = tuple(Prompt(prompt.tokens + answer.tokens[:done]) for done in range(count))
+    return tuple(one.logprobs[0] for one in engine.generate_apart(steps, max_tokens=1))
 
 
 def serve_after(engine: Engine, before: Prompt, prompt: Prompt) -> Answer:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from e2e.harness import Answer
+from e2e.harness import Answer, Blocks
 from e2e.models import MODELS, Model
 from e2e.runs import Plain, Resumed, Runs
 
@@ -37,6 +37,16 @@ def served(answers: Sequence[Answer]) -> list[int]:
     """Prompt tokens served from UCM, checked to be all that the engine did not compute."""
     assert all(answer.cached_tokens == answer.external_tokens for answer in answers)
     return [answer.external_tokens for answer in answers]
+
+
+def whole_blocks(model: Model, blocks: Blocks, *, served_tokens: int) -> Blocks:
+    """The blocks of which every byte was loaded: what comes after was computed."""
+    count = served_tokens // model.engine_block_tokens
+    return {
+        (layer, index): digest
+        for (layer, index), digest in blocks.items()
+        if index < count and not layer.startswith(model.partly_loaded)
+    }
 
 
 def test_the_engine_agrees_with_itself_so_that_tokens_are_an_oracle(plain: Plain) -> None:
@@ -76,7 +86,11 @@ def test_first_logprobs_lie_within_the_engines_own_spread(plain: Plain, resumed:
     assert max(abs(ours.logprobs[0] - theirs.logprobs[0]) for ours, theirs in pairs) <= plain.spread
 
 
-def test_the_engines_blocks_are_those_that_were_saved(runs: Runs, resumed: Resumed, family: str) -> None:
-    for computed, loaded in zip(runs.saved(family).blocks, resumed.blocks, strict=True):
+def test_every_loaded_block_holds_the_bytes_that_were_saved(
+    runs: Runs, model: Model, resumed: Resumed
+) -> None:
+    saved = runs.saved(model.family).blocks
+    for computed, seen, answer in zip(saved, resumed.blocks, resumed.first, strict=True):
+        loaded = whole_blocks(model, seen, served_tokens=answer.external_tokens)
         assert loaded, "no block to compare"
         assert loaded == {block: computed.get(block) for block in loaded}
