@@ -148,6 +148,12 @@ def test_a_name_that_is_no_text_is_refused():
         _ = RequestIdentity(cache_salt="\ud800").seed
 
 
+@pytest.mark.parametrize("field", ["lora", "cache_salt", "extra_key"])
+def test_a_part_of_another_type_is_refused_by_name(field):
+    with pytest.raises(IdentityError, match=field):
+        RequestIdentity(**{field: 5})
+
+
 def test_an_adapter_is_part_of_the_seed_by_name_and_by_content():
     adapters = [
         LoraIdentity("fr", "5e" * 32),
@@ -168,7 +174,9 @@ def test_an_adapter_of_unknown_content_is_not_cached_at_all():
         PrefixChain(identity, grain_tokens=4)
 
 
-@pytest.mark.parametrize(("name", "digest"), [("", "5e" * 32), ("fr", "5e"), ("fr", "xyz"), ("fr", "")])
+@pytest.mark.parametrize(
+    ("name", "digest"), [("", "5e" * 32), (7, "5e" * 32), ("fr", "5e"), ("fr", "xyz"), ("fr", ""), ("fr", 5)]
+)
 def test_a_vague_adapter_is_refused(name, digest):
     with pytest.raises(IdentityError):
         LoraIdentity(name, digest)
@@ -205,6 +213,14 @@ def test_every_container_gives_the_same_digests(container):
     assert hex_chain(container(ids), 16) == reference_chain(ids, 16)
 
 
+@pytest.mark.parametrize("container", [bytes, bytearray, memoryview, lambda ids: array("B", ids)])
+def test_bytes_are_one_token_each(container):
+    ids = [1, 0, 0, 0, 7, 200] * 8
+    tokens = container(ids if container is not memoryview else bytes(ids))
+    assert hex_chain(tokens, 4) == reference_chain(ids, 4)
+    assert hex_chain(tokens, 4) != hex_chain([1, 7], 4)
+
+
 @pytest.mark.parametrize("ids", [[-1, 2], np.array([3, -7]), array("q", [5, -(2**40)])])
 def test_a_negative_id_is_refused_and_leaves_the_chain_as_it_was(ids):
     chain = PrefixChain(grain_tokens=2)
@@ -216,10 +232,14 @@ def test_a_negative_id_is_refused_and_leaves_the_chain_as_it_was(ids):
 
 
 @pytest.mark.parametrize(
-    "ids", [[1.5], ["1"], np.array([1.0]), np.array([[1], [2]]), [2**64], [-1, 2**63], 7, np.array([True])]
+    "ids",
+    [
+        *([1.5], ["1"], [2**64], [-1, 2**63], 7, "1", None, {1, 2}, {1: 2}, iter([1])),
+        *(np.array([1.0]), np.array([[1], [2]]), np.array([True]), array("d", [1.0]), array("u", "1")),
+    ],
 )
 def test_what_is_not_a_row_of_integers_is_refused(ids):
-    with pytest.raises(IdentityError):
+    with pytest.raises(IdentityError, match="integers"):
         PrefixChain(grain_tokens=1).extend(ids)
 
 
@@ -299,6 +319,11 @@ def test_a_position_without_a_digest_is_refused(position):
         chain.digest_at(position)
 
 
+def test_a_salt_alone_is_no_identity():
+    with pytest.raises(IdentityError, match="RequestIdentity"):
+        PrefixChain("tenant", grain_tokens=4)
+
+
 def test_a_grain_of_nothing_is_refused():
     with pytest.raises(SpecError, match="grain_tokens is 0"):
         PrefixChain(grain_tokens=0)
@@ -322,7 +347,8 @@ def test_media_are_appended_to_the_grains_they_overlap():
 
 
 @pytest.mark.parametrize(
-    ("digest", "begin", "end"), [(b"\x01" * 16, 0, 1), (b"\x01" * 32, 2, 2), (b"\x01" * 32, -1, 2)]
+    ("digest", "begin", "end"),
+    [(b"\x01" * 16, 0, 1), (b"\x01" * 32, 2, 2), (b"\x01" * 32, -1, 2), (b"\x01" * 32, 0.5, 2)],
 )
 def test_a_vague_media_item_is_refused(digest, begin, end):
     with pytest.raises(IdentityError):

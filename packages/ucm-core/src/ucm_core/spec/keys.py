@@ -19,8 +19,10 @@ import contextlib
 import hashlib
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +30,7 @@ import numpy.typing as npt
 
 from ucm_core.errors import IdentityError, SpecError
 from ucm_core.spec.encoding import digest_of
+from ucm_core.spec.rows import is_count
 
 __all__ = [
     "DIGEST_BYTES",
@@ -57,7 +60,8 @@ class SupportsNumpy(Protocol):
 
 
 Tokens = Sequence[int] | npt.NDArray[np.integer[Any]] | SupportsNumpy
-"""Token ids in any container: list, tuple, array, numpy, tensor with ``numpy()``, or any sequence of ints."""
+"""Token ids in any container: list, tuple, bytes (an id each), array, numpy, tensor with ``numpy()``, any
+sequence of ints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,10 @@ class LoraIdentity:
 
     def __post_init__(self) -> None:
         """Raise IdentityError for an empty name or a digest that is not hexadecimal."""
-        if not self.name:
-            raise IdentityError("a LoRA identity needs a name; use lora=None for no adapter")
+        if not self.name or not isinstance(self.name, str):
+            raise IdentityError(
+                f"a LoRA identity needs a name, got {self.name!r}; use lora=None for no adapter"
+            )
         if self.digest is not None:
             object.__setattr__(self, "digest", _hexadecimal(self.digest).hex())
 
@@ -89,9 +95,14 @@ class RequestIdentity:
     """The caller's own separation; an empty one is a value of its own, as in SGLang."""
 
     def __post_init__(self) -> None:
-        """Raise IdentityError for an empty salt."""
+        """Raise IdentityError for an empty salt, and for fields of another type."""
         if self.cache_salt == "":
             raise IdentityError("cache_salt is empty; give a value or None")
+        if not isinstance(self.lora, LoraIdentity | None):
+            raise IdentityError(f"lora is {self.lora!r}; give a LoraIdentity or None")
+        for name, text in (("cache_salt", self.cache_salt), ("extra_key", self.extra_key)):
+            if not isinstance(text, str | None):
+                raise IdentityError(f"{name} is {text!r}; give text or None")
 
     @property
     def cacheable(self) -> bool:
@@ -127,7 +138,8 @@ class MediaItem:
         """Raise IdentityError for a short digest or an empty range."""
         if not isinstance(self.digest, bytes) or len(self.digest) != DIGEST_BYTES:
             raise IdentityError(f"a media digest has {DIGEST_BYTES} bytes, got {self.digest!r}")
-        if not 0 <= self.begin < self.end:
+        edges: tuple[object, ...] = (self.begin, self.end)
+        if not all(isinstance(edge, Integral) for edge in edges) or not 0 <= self.begin < self.end:
             raise IdentityError(f"a media item covers tokens [begin, end), got [{self.begin}, {self.end})")
 
 
@@ -142,9 +154,11 @@ class PrefixChain:
     ) -> None:
         """Start an empty chain; IdentityError when the request must not be cached at all."""
         self.identity = RequestIdentity() if identity is None else identity
+        if not isinstance(self.identity, RequestIdentity):
+            raise IdentityError(f"identity is {identity!r}; give a RequestIdentity or None")
         if not self.identity.cacheable:
             raise IdentityError("the adapter's content digest is unknown: this request is not cached")
-        if grain_tokens < 1:
+        if not is_count(grain_tokens):
             raise SpecError(f"grain_tokens is {grain_tokens}, must be at least 1")
         self.grain_tokens = grain_tokens
         self.media = tuple(sorted(media, key=lambda item: (item.begin, item.end, item.digest)))
@@ -267,7 +281,7 @@ def _part(text: str | None) -> bytes:
 def _hexadecimal(digest: str) -> bytes:
     try:
         value = bytes.fromhex(digest)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise IdentityError(f"digest {digest!r} is not hexadecimal") from error
     if len(value) < 16:
         raise IdentityError(f"digest {digest!r} has {len(value)} bytes, at least 16 are needed")
@@ -289,21 +303,23 @@ def _as_ids(tokens: Tokens) -> npt.NDArray[Any]:
 def _as_array(tokens: Tokens) -> npt.NDArray[Any]:
     if isinstance(tokens, np.ndarray):
         return tokens
-    if isinstance(tokens, array):
-        return np.frombuffer(tokens, tokens.typecode) if len(tokens) else np.empty(0, np.uint32)
-    convert = getattr(tokens, "numpy", None)
-    if convert is not None:
-        return np.asarray(convert())
+    if isinstance(tokens, bytes | bytearray):  # a sequence of ids below 256, which array() would take as raw
+        return np.frombuffer(bytes(tokens), np.uint8)
     try:
-        return _from_sequence(tokens)
-    except (TypeError, OverflowError) as error:
+        if isinstance(tokens, array):
+            return np.frombuffer(tokens, tokens.typecode) if len(tokens) else np.empty(0, np.uint32)
+        convert = getattr(tokens, "numpy", None)
+        return _from_sequence(tokens) if convert is None else np.asarray(convert())
+    except (TypeError, ValueError, OverflowError) as error:
         raise IdentityError(
-            f"token ids in a {type(tokens).__name__} are not all integers of 64 bits"
+            f"token ids in a {type(tokens).__name__} are not a row of integers of 64 bits: {error}"
         ) from error
 
 
 def _from_sequence(tokens: Any) -> npt.NDArray[Any]:
     # array() refuses floats and strings, which numpy would round or parse. "I" is the fast and usual case.
+    if isinstance(tokens, AbstractSet | Mapping):
+        raise TypeError("it has no order")
     if not len(tokens):
         return np.empty(0, np.uint32)
     for typecode in "Iq":
