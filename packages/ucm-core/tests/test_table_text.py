@@ -68,6 +68,7 @@ def test_mapping_and_json_round_trips_keep_every_field():
         ({"rank_rule": "union"}, "row 'full': rank_rule is 'union'; did you mean all_union?"),
         ({"units": None}, "row 'full' lacks units"),
         ({"units": ["3-x"]}, "units '3-x' is no layer range"),
+        ({"units": "0-99999"}, "units '0-99999' is no layer range"),
         ({"units": [1.5]}, "units must be a whole number, got 1.5"),
         ({"block_tokens": "64"}, "block_tokens must be a whole number, got '64'"),
         ({"window": True}, "window must be a whole number, got True"),
@@ -92,6 +93,10 @@ def test_errors_name_the_row_and_the_key(fields, message):
     ("text", "message"),
     [
         ("rows: [", "not YAML"),
+        ("rows: 2001-99-99", "not YAML"),
+        ("rows: " + "9" * 5000, "not YAML"),
+        ("[" * 5000, "not YAML"),
+        (None, "not YAML"),
         ("- 1", "the table must be a mapping, got list"),
         ("grain_tokens: 64", "the table lacks rows"),
         ("{grain_tokens: 64, rows: [1]}", "row 0 must be a mapping, got int"),
@@ -102,3 +107,13 @@ def test_text_that_is_no_table_is_refused(text, message):
     with pytest.raises(SpecError) as caught:
         SpecTable.from_yaml(text)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["name", "kind", "units", "window", "follows", "parts"])
+def test_a_value_that_unfolds_to_a_giant_is_refused_in_few_words(field):
+    giant = ["x"]
+    for _ in range(9):  # what aliases in a YAML file make
+        giant = [giant] * 9
+    with pytest.raises(SpecError) as caught:
+        table_with(ROW | {field: giant})
+    assert len(str(caught.value)) < 500

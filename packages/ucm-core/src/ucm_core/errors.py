@@ -17,6 +17,8 @@ and names the remedy where there is one.
 
 from __future__ import annotations
 
+import reprlib
+
 __all__ = [
     "ClosedError",
     "ConfigError",
@@ -59,3 +61,12 @@ class NoSpace(StoreError):
 
 class ClosedError(StoreError):
     """The object was closed before this call."""
+
+
+def shown(value: object) -> str:
+    """Return ``value`` for a message: its ``repr``, cut short where a hostile one would have no end."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 200, 200

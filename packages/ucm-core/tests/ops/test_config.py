@@ -71,7 +71,7 @@ BAD_VALUES: dict[str, list[object]] = {
     "load_wait_s": [float("inf")],
     "sync": ["perhaps"],
     "weight_digest": ["sampled"],
-    "root": ["", ".", "a\0b", 7, None],
+    "root": ["", ".", "a\0b", 7, None, "\ud800", "~nobody-of-this-name/x"],
 }
 
 
@@ -92,7 +92,25 @@ def test_every_bad_key_is_named_at_once() -> None:
         CacheConfig.load({"io_threads": 0, "bad": 1})
 
 
-@pytest.mark.parametrize(("text", "message"), [("[1, 2]", "holds a list"), ("a: [", "neither YAML nor JSON")])
+def test_a_value_that_unfolds_to_a_giant_is_refused_in_few_words() -> None:
+    giant: list[object] = ["x"]
+    for _ in range(9):  # what aliases in a YAML file make
+        giant = [giant] * 9
+    with pytest.raises(ConfigError, match="setting 'root'") as caught:
+        CacheConfig.load({"root": giant})
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2]", "holds a list"),
+        *(
+            (text, "neither YAML nor JSON")
+            for text in ("a: [", "a: 2001-99-99", "a: " + "9" * 5000, "[" * 5000)
+        ),
+    ],
+)
 def test_a_file_that_is_no_mapping(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "ucm.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message):

@@ -24,6 +24,12 @@ def test_a_unit_that_is_no_multiple_of_a_page_is_padded():
     assert Geometry(2, 3_098_112).stride == 3_100_672
 
 
+def test_an_object_that_no_slot_holds_is_refused_with_both_numbers():
+    parts = (Part("k", (1 << 28,), "int8"),)
+    with pytest.raises(SpecError, match=r"row 'full': an object of 4294967296 bytes .* 2147483648"):
+        Geometry.of_row(SpecRow("full", RowKind.CHAIN, 16, (0,), parts))
+
+
 @given(shapes)
 def test_shards_lie_on_pages_and_do_not_overlap(shape):
     geometry = Geometry(*shape)

@@ -10,12 +10,12 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NoReturn, Self
 
 import yaml
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ucm_core.errors import ConfigError
+from ucm_core.errors import ConfigError, shown
 
 Size = Annotated[ByteSize, Field(gt=0)]
 
@@ -77,9 +77,13 @@ class CacheConfig(BaseModel):
     @field_validator("root", mode="before")
     @classmethod
     def _root_is_named(cls, value: object) -> object:
-        if isinstance(value, str | Path) and (not str(value).strip(". ") or "\0" in str(value)):
-            raise ValueError(f"{str(value)!r} does not name a directory; give a path such as ~/.cache/ucm")
-        return Path(value).expanduser() if isinstance(value, str | Path) else value
+        if not isinstance(value, str | Path):
+            return value
+        try:
+            named = bool(str(value).strip(". ")) and b"\0" not in os.fsencode(value)
+            return Path(value).expanduser() if named else _refuse(value)
+        except (RuntimeError, UnicodeEncodeError):  # no such user; half a character
+            return _refuse(value)
 
     @model_validator(mode="after")
     def _blocks_are_grains(self) -> Self:
@@ -101,6 +105,10 @@ class CacheConfig(BaseModel):
         return min(DEFAULT_DISK_BYTES, (_free_bytes(self.root) + used_bytes) // 2)
 
 
+def _refuse(value: object) -> NoReturn:
+    raise ValueError(f"{str(value)!r} does not name a directory; give a path such as ~/.cache/ucm")
+
+
 def _free_bytes(path: Path) -> int:
     for candidate in (path, *path.parents):
         try:
@@ -117,7 +125,7 @@ def _read(path: Path) -> Mapping[str, object]:
         raise ConfigError(
             f"configuration file {path}: {error.strerror}; give a readable YAML or JSON file"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also text that is not UTF-8, bad dates
         raise ConfigError(f"configuration file {path} is neither YAML nor JSON: {error}") from None
     if values is None:
         return {}
@@ -141,4 +149,4 @@ def _explain_one(detail: dict[str, object]) -> str:
         hint = f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}"
         return f"unknown setting {key!r}; {hint}"
     message = str(detail["msg"]).removeprefix("Value error, ")
-    return f"setting {key!r} = {detail['input']!r}: {message}" if key else message
+    return f"setting {key!r} = {shown(detail['input'])}: {message}" if key else message

@@ -6,11 +6,16 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from ucm_core.errors import SpecError
 from ucm_core.spec.dtypes import itemsize
 
-__all__ = ["Part", "RankRule", "RowKind", "SpecRow", "is_count", "refuse_repeats"]
+__all__ = ["Part", "RankRule", "RowKind", "SpecRow", "as_tuple", "is_count", "is_name", "refuse_repeats"]
+
+MAX_NUMBER = (1 << 31) - 1
+"""Of layers, tokens and elements; products of two of them stay inside 64 bits."""
+MAX_BLOCK_TOKENS = 1_048_576
 
 
 class RowKind(Enum):
@@ -54,9 +59,9 @@ class Part:
 
     def __post_init__(self) -> None:
         """Raise SpecError when a field cannot describe bytes."""
-        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "shape", as_tuple(self.shape, f"part {self.name!r}: shape"))
         itemsize(self.dtype)
-        if not self.name or not self.shape or any(not is_count(size) for size in self.shape):
+        if not is_name(self.name) or not self.shape or any(not is_count(size) for size in self.shape):
             raise SpecError(f"part {self.name!r} needs a name and a shape of positive ints, got {self.shape}")
         if not is_count(self.tokens_per_entry):
             raise SpecError(
@@ -105,8 +110,9 @@ class SpecRow:
 
     def __post_init__(self) -> None:
         """Raise SpecError when the fields contradict each other."""
-        object.__setattr__(self, "units", tuple(self.units))
-        object.__setattr__(self, "parts", tuple(self.parts))
+        object.__setattr__(self, "units", as_tuple(self.units, f"row {self.name!r}: units"))
+        object.__setattr__(self, "parts", as_tuple(self.parts, f"row {self.name!r}: parts"))
+        self._check_types()
         self._check_names()
         self._check_units()
         self._check_tokens()
@@ -135,15 +141,24 @@ class SpecRow:
         parts = [part.meaning for part in self.parts]
         return [self.name, self.kind.value, block_tokens, list(self.units), parts, self.window, self.follows]
 
+    def _check_types(self) -> None:
+        for field, value, kind in (
+            ("kind", self.kind, RowKind),
+            ("rank_rule", self.rank_rule, RankRule),
+            *(("parts", part, Part) for part in self.parts),
+        ):
+            if not isinstance(value, kind):
+                raise SpecError(f"row {self.name!r}: {field} has {value!r}, which is no {kind.__name__}")
+
     def _check_names(self) -> None:
-        if not self.name:
-            raise SpecError("a row needs a name")
+        if not is_name(self.name):
+            raise SpecError(f"a row needs a name, got {self.name!r}")
         refuse_repeats(f"row {self.name!r} has the part", (part.name for part in self.parts))
         if not self.parts and self.kind is not RowKind.NONE:
             raise SpecError(f"row {self.name!r} is a {self.kind.value} row without parts")
 
     def _check_units(self) -> None:
-        if not self.units or min(self.units) < 0:
+        if not self.units or not all(_is_number(unit) for unit in self.units):
             raise SpecError(f"row {self.name!r} needs layer numbers from 0, got {self.units}")
         for before, after in zip(self.units, self.units[1:], strict=False):
             if before >= after:
@@ -152,15 +167,19 @@ class SpecRow:
                 )
 
     def _check_tokens(self) -> None:
-        if not is_count(self.block_tokens) and not (self.kind is RowKind.NONE and self.block_tokens == 0):
-            raise SpecError(f"row {self.name!r}: block_tokens is {self.block_tokens}, must be at least 1")
+        none = self.kind is RowKind.NONE and self.block_tokens == 0
+        if not none and not (is_count(self.block_tokens) and self.block_tokens <= MAX_BLOCK_TOKENS):
+            raise SpecError(
+                f"row {self.name!r}: block_tokens is {self.block_tokens}, must be at least 1 and at most"
+                f" {MAX_BLOCK_TOKENS}"
+            )
         if self.window is not None and not is_count(self.window):
             raise SpecError(
                 f"row {self.name!r}: window is {self.window}, must be at least 1 (the token itself)"
             )
-        if self.extra < 0:
-            raise SpecError(f"row {self.name!r}: extra is {self.extra}, must not be negative")
-        if self.interval is not None and (self.interval <= 0 or self.interval % self.block_tokens):
+        if not _is_number(self.extra):
+            raise SpecError(f"row {self.name!r}: extra is {self.extra}, must be an int that is not negative")
+        if self.interval is not None and (not is_count(self.interval) or self.interval % self.block_tokens):
             raise SpecError(
                 f"row {self.name!r}: interval {self.interval} is no multiple of its grid {self.block_tokens}"
             )
@@ -192,9 +211,32 @@ class SpecRow:
             )
 
 
+def is_name(value: object) -> bool:
+    """Return whether ``value`` is text that is not empty and has a UTF-8 spelling."""
+    if not isinstance(value, str) or not value:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
+
+
+def as_tuple(values: Any, what: str) -> tuple[Any, ...]:
+    """Return ``values`` as a tuple; SpecError when ``what`` is no sequence."""
+    try:
+        return tuple(values)
+    except TypeError:
+        raise SpecError(f"{what} is {values!r}; give a sequence") from None
+
+
 def is_count(value: object) -> bool:
-    """Return whether ``value`` is an int of at least 1."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    """Return whether ``value`` is an int of at least 1 and at most `MAX_NUMBER`."""
+    return _is_number(value) and value != 0
 
 
 def refuse_repeats(what: str, names: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from ucm_core.errors import SpecError
 from ucm_core.spec import text
 from ucm_core.spec.encoding import digest_of
-from ucm_core.spec.rows import Part, RankRule, RowKind, SpecRow, is_count, refuse_repeats
+from ucm_core.spec.rows import Part, RankRule, RowKind, SpecRow, as_tuple, is_count, refuse_repeats
 
 __all__ = [
     "MAX_ALIGNMENT_TOKENS",
@@ -55,7 +55,10 @@ class SpecTable:
 
     def __post_init__(self) -> None:
         """Derive what follows from the rows; SpecError when they do not fit together."""
-        self._derive("rows", tuple(self.rows))
+        self._derive("rows", as_tuple(self.rows, "the table's rows"))
+        for row in self.rows:
+            if not isinstance(row, SpecRow):
+                raise SpecError(f"the table has the row {row!r}, which is no SpecRow")
         if not is_count(self.grain_tokens):
             raise SpecError(f"grain_tokens is {self.grain_tokens}, must be at least 1")
         refuse_repeats("the table has the row", (row.name for row in self.rows))

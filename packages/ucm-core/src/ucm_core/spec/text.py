@@ -11,10 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
-from ucm_core.errors import SpecError
+from ucm_core.errors import SpecError, shown
 from ucm_core.spec.rows import Part, RankRule, RowKind, SpecRow
 
 __all__ = ["read_table", "read_yaml", "row_to_mapping"]
+
+_LAYER_DIGITS = 4
+"""No model has ten thousand layers, and a longer range would fill the memory."""
 
 _Choice = TypeVar("_Choice", bound=Enum)
 
@@ -48,7 +51,12 @@ def read_yaml(text: str) -> Any:
 
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+        AttributeError,
+    ) as error:  # also bad numbers and dates
         raise SpecError(f"the spec table is not YAML: {error}") from error
 
 
@@ -94,14 +102,14 @@ def _row_from_mapping(mapping: object, place: str) -> SpecRow:
         window=optional("window"),
         rank_rule=_choice(RankRule, fields.get("rank_rule", "intersection"), f"{place}: rank_rule"),
         interval=optional("interval"),
-        follows=fields.get("follows"),
+        follows=None if fields.get("follows") is None else _text(fields["follows"], "follows", place),
         extra=optional("extra") or 0,
     )
 
 
 def _part_from_mapping(mapping: object, place: str) -> Part:
     fields = _checked(mapping, _PART_KEYS, f"{place}, a part")
-    place = f"{place}, part {fields['name']!r}"
+    place = f"{place}, part {shown(fields['name'])}"
     return Part(
         name=_text(fields["name"], "name", place),
         shape=tuple(_whole(size, "shape", place) for size in _sequence(fields["shape"], "shape", place)),
@@ -129,28 +137,27 @@ def _hint(name: str, known: Collection[str]) -> str:
 
 
 def _choice(choices: type[_Choice], value: object, place: str) -> _Choice:
-    try:
-        return choices(value)
-    except ValueError:
-        known = [choice.value for choice in choices]
-        raise SpecError(f"{place} is {value!r}; {_hint(str(value), known)}") from None
+    known = {choice.value: choice for choice in choices}
+    if not isinstance(value, str) or value not in known:
+        raise SpecError(f"{place} is {shown(value)}; {_hint(shown(value), known)}")
+    return known[value]
 
 
 def _whole(value: object, key: str, place: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise SpecError(f"{place}: {key} must be a whole number, got {value!r}")
+        raise SpecError(f"{place}: {key} must be a whole number, got {shown(value)}")
     return value
 
 
 def _text(value: object, key: str, place: str) -> str:
     if not isinstance(value, str):
-        raise SpecError(f"{place}: {key} must be text, got {value!r}")
+        raise SpecError(f"{place}: {key} must be text, got {shown(value)}")
     return value
 
 
 def _sequence(value: object, key: str, place: str) -> Sequence[Any]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise SpecError(f"{place}: {key} must be a list, got {value!r}")
+        raise SpecError(f"{place}: {key} must be a list, got {shown(value)}")
     return value
 
 
@@ -163,8 +170,12 @@ def _span(span: object, place: str) -> range:
     """Return the layers of ``7`` or of the inclusive text ``"0-3"``."""
     if isinstance(span, str):
         begin, dash, end = span.partition("-")
-        if begin.strip().isdecimal() and (end.strip().isdecimal() or not dash):
+        if _is_layer(begin) and (_is_layer(end) or not dash):
             return range(int(begin), int(end if dash else begin) + 1)
         raise SpecError(f"{place}: units {span!r} is no layer range like 0-3")
     number = _whole(span, "units", place)
     return range(number, number + 1)
+
+
+def _is_layer(text: str) -> bool:
+    return text.strip().isdecimal() and len(text.strip()) <= _LAYER_DIGITS

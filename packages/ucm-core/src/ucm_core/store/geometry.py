@@ -14,6 +14,9 @@ PAGE_BYTES = 4096
 MAX_SHARDS = 896
 """As many as one header page can hold checksums for."""
 
+MAX_PAYLOAD_BYTES = 1 << 31
+"""What one slot of a ring may hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
@@ -45,7 +48,13 @@ class Geometry:
     @classmethod
     def of_row(cls, row: SpecRow) -> Geometry:
         """Return the geometry of a row that is stored whole: all its units, all its heads."""
-        return cls(len(row.units), row.unit_bytes)
+        geometry = cls(len(row.units), row.unit_bytes)
+        if geometry.payload_bytes > MAX_PAYLOAD_BYTES:
+            raise SpecError(
+                f"row {row.name!r}: an object of {geometry.payload_bytes} bytes is above the limit of"
+                f" {MAX_PAYLOAD_BYTES}; choose smaller blocks"
+            )
+        return geometry
 
     @property
     def stride(self) -> int:
