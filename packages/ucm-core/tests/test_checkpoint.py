@@ -66,7 +66,7 @@ def test_an_override_that_is_no_data_makes_the_identity_unknown(tmp_path, overri
         read_config(write_config(tmp_path, {}), overrides)
 
 
-@pytest.mark.parametrize("text", [None, "{", "[1]"])
+@pytest.mark.parametrize("text", [None, "{", "[1]", "[" * 5000, '{"a":' * 500 + "1" + "}" * 500])
 def test_a_configuration_that_cannot_be_read_is_unknown(tmp_path, text):
     if text is not None:
         (tmp_path / "config.json").write_text(text)
@@ -143,7 +143,7 @@ def test_a_fresh_file_is_read_only_when_a_later_write_would_show(model, digester
     assert digester.files_hashed == 2
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b'{"key": [1], "digest": "00"}', b"\xff\xfe"])
+@pytest.mark.parametrize("damage", [b"", b"{}", b'{"key": [1], "digest": "00"}', b"\xff\xfe", b"[" * 5000])
 def test_a_damaged_entry_is_computed_anew(model, digester, damage):
     first = digester.digest(model)
     entries = list(digester.cache_directory.glob("*.json"))
@@ -294,5 +294,11 @@ def test_other_weights_are_another_adapter(adapter):
 @pytest.mark.parametrize("missing", ["adapter_model.safetensors", "adapter_config.json"])
 def test_half_an_adapter_is_unknown(adapter, missing):
     (adapter / missing).unlink()
+    with pytest.raises(IdentityError, match="unknown"):
+        adapter_digest(adapter)
+
+
+def test_an_adapter_whose_configuration_is_no_data_is_unknown(adapter):
+    (adapter / "adapter_config.json").write_text("[" * 5000)
     with pytest.raises(IdentityError, match="unknown"):
         adapter_digest(adapter)

@@ -93,6 +93,13 @@ def test_what_is_not_plain_data_is_named_by_its_path(value):
         canonical_json(value)
 
 
+def test_what_is_nested_without_end_is_no_plain_data():
+    value: list[object] = []
+    value.append(value)
+    with pytest.raises(IdentityError, match="nested deeper than 100"):
+        canonical_json(value)
+
+
 def test_keys_are_text():
     with pytest.raises(IdentityError, match="key 1"):
         canonical_bytes({"labels": {1: "x"}})

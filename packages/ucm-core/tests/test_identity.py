@@ -113,8 +113,15 @@ def test_unknown_weights_match_nothing_not_even_themselves():
         ({"table": ""}, "table is ''"),
         ({"config": "{"}, "config is not JSON text"),
         ({"quantisation": "none"}, "quantisation is not JSON text"),
-        ({"grain_tokens": 0}, "grain_tokens 0"),
-        ({"generation": -1}, "generation -1"),
+        ({"config": "[" * 5000}, "config is not JSON text"),
+        ({"table": None}, "table is ''"),
+        ({"state_dtypes": 5}, "state_dtypes are 5"),
+        ({"state_dtypes": (("ssm",),)}, "give pairs"),
+        ({"grain_tokens": 0}, "grain_tokens is 0"),
+        ({"grain_tokens": 64.0}, "grain_tokens is 64.0"),
+        ({"generation": -1}, "generation is -1"),
+        ({"generation": True}, "generation is True"),
+        ({"format_version": None}, "format_version is None"),
     ],
 )
 def test_vague_fields_are_refused(fields, message):

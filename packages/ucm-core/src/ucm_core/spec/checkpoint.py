@@ -36,7 +36,7 @@ def read_config(directory: Path, overrides: Mapping[str, Any] | None = None) -> 
     path = Path(directory) / "config.json"
     try:
         config = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise IdentityError(f"cannot read {path}: {error}; the identity is unknown") from error
     if not isinstance(config, dict):
         raise IdentityError(f"{path} holds a {type(config).__name__}, not a mapping; the identity is unknown")
@@ -53,7 +53,7 @@ def adapter_digest(directory: Path) -> str:
     weights, config = Path(directory) / "adapter_model.safetensors", Path(directory) / "adapter_config.json"
     try:
         content = [_hash_file(weights).hex(), canonical_json(json.loads(config.read_text("utf-8")))]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise IdentityError(
             f"the adapter in {directory} cannot be read: {error}; its digest is unknown"
         ) from error
@@ -177,7 +177,7 @@ def _read_entry(path: Path, key: list[int]) -> str | None:
         entry = json.loads(path.read_text("utf-8"))
         digest = entry["digest"]
         valid = entry["key"] == key and len(bytes.fromhex(digest)) == 32
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return str(digest) if valid else None
 

@@ -17,6 +17,8 @@ from ucm_core.errors import IdentityError
 
 __all__ = ["canonical_bytes", "canonical_json", "digest_of"]
 
+_MAX_DEPTH = 100
+
 
 def canonical_json(value: object) -> str:
     """Return the canonical JSON text of plain data; IdentityError names the path of anything else.
@@ -37,7 +39,7 @@ def digest_of(tag: str, value: object) -> bytes:
     return hashlib.blake2b(canonical_bytes([tag, value]), digest_size=32).digest()
 
 
-def _plain(value: Any, path: str) -> Any:
+def _plain(value: Any, path: str, *, depth: int = 0) -> Any:
     """Return ``value`` with integral floats as ints, tuples as lists, and every mapping key checked."""
     if value is None or isinstance(value, bool | str | bytes):
         return value
@@ -45,10 +47,14 @@ def _plain(value: Any, path: str) -> Any:
         return int(value)
     if isinstance(value, float):
         return int(value) if value.is_integer() else float(value)
+    if depth >= _MAX_DEPTH:
+        raise IdentityError(f"{path[:80]}... is nested deeper than {_MAX_DEPTH}: its identity is unknown")
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        return [_plain(item, f"{path}[{index}]", depth=depth + 1) for index, item in enumerate(value)]
     if isinstance(value, Mapping):
-        return {_key(key, path): _plain(item, f"{path}.{key}") for key, item in value.items()}
+        return {
+            _key(key, path): _plain(item, f"{path}.{key}", depth=depth + 1) for key, item in value.items()
+        }
     raise IdentityError(f"{path} is a {type(value).__name__}, not plain data: its identity is unknown")
 
 

@@ -63,7 +63,7 @@ class ModelIdentity:
         """Make the JSON fields canonical; IdentityError for ``auto``, empty or unusable fields."""
         for name in _JSON_FIELDS:
             object.__setattr__(self, name, _canonical_text(name, getattr(self, name)))
-        object.__setattr__(self, "state_dtypes", tuple(sorted((str(k), v) for k, v in self.state_dtypes)))
+        object.__setattr__(self, "state_dtypes", _pairs(self.state_dtypes))
         for name, dtype in (
             ("compute_dtype", self.compute_dtype),
             ("kv_dtype", self.kv_dtype),
@@ -76,11 +76,11 @@ class ModelIdentity:
         if not isinstance(self.layout, str) or not self.layout:
             raise IdentityError(f"layout is {self.layout!r}; name the layout of the stored bytes")
         _check_hex("weights", self.weights)
-        _check_hex("table", self.table)
-        if min(self.grain_tokens, self.format_version) < 1 or self.generation < 0:
-            raise IdentityError(
-                f"grain_tokens {self.grain_tokens}, generation {self.generation}: out of range"
-            )
+        _check_hex("table", self.table if self.table is not None else "")
+        for name, least in (("grain_tokens", 1), ("format_version", 1), ("generation", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise IdentityError(f"{name} is {value!r}, out of range: give an int of at least {least}")
 
     @property
     def known(self) -> bool:
@@ -149,8 +149,15 @@ def _canonical_text(name: str, text: object) -> str:
         return "null"
     try:
         return canonical_json(json.loads(text) if isinstance(text, str) else text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise IdentityError(f"{name} is not JSON text: {error}") from error
+
+
+def _pairs(state_dtypes: Any) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple(sorted((str(state), dtype) for state, dtype in state_dtypes))
+    except (TypeError, ValueError):
+        raise IdentityError(f"state_dtypes are {state_dtypes!r}; give pairs of (state, dtype)") from None
 
 
 def _check_hex(name: str, digest: str | None) -> None:
