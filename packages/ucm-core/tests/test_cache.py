@@ -15,11 +15,12 @@ from models import DENSE, FULL, GRAIN, HYBRID, RING_BYTES, STATE, blocks_of, ide
 
 from ucm_core.cache import Cache
 from ucm_core.errors import ClosedError, ConfigError, LayoutError, SpecError, StoreError
+from ucm_core.flow.copy import BufferBlocks
 from ucm_core.flow.ticket import ResultCode
 from ucm_core.ops import metrics
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.identity import ModelIdentity
-from ucm_core.spec.keys import RequestIdentity
+from ucm_core.spec.keys import PrefixChain, RequestIdentity
 from ucm_core.spec.table import SpecTable
 
 WAIT_S = 60.0
@@ -227,6 +228,50 @@ def test_an_unknown_row_is_refused(cache: Cache) -> None:
 def test_a_chain_shorter_than_its_blocks_is_refused(cache: Cache) -> None:
     with pytest.raises(SpecError, match="the chain has"):
         cache.save(cache.chain(TOKENS), {"full": blocks_of(FULL, 9)})
+
+
+@pytest.mark.parametrize("first", [-1, 2**62, 2**63, 2**70, 1.5, float("nan"), "1", None])
+def test_a_first_block_that_is_no_index_is_refused(cache: Cache, first: object) -> None:
+    with pytest.raises(SpecError, match="row 'full'"):
+        cache.save(cache.chain(TOKENS), {"full": blocks_of(FULL, 1)}, first_block=first)  # type: ignore[arg-type]
+    assert object_files(cache.config.root) == []
+
+
+def test_a_first_block_may_be_a_number_of_numpy(cache: Cache) -> None:
+    tickets = cache.save(
+        cache.chain(TOKENS),
+        {"full": blocks_of(FULL, 8)[:3]},
+        first_block=np.int64(0),  # type: ignore[arg-type]
+    )
+    assert tickets.wait_durable(WAIT_S)
+    assert resume(cache) == 3 * GRAIN
+
+
+@pytest.mark.parametrize("blocks", [[[[0]]], None, 5, np.uint8(5)])
+def test_what_is_no_array_is_refused(cache: Cache, blocks: object) -> None:
+    with pytest.raises(LayoutError, match="row 'full': blocks are a"):
+        cache.save(cache.chain(TOKENS), {"full": blocks})  # type: ignore[dict-item]
+
+
+def test_a_chain_of_another_grain_is_not_saved(cache: Cache) -> None:
+    chain = PrefixChain(grain_tokens=4)
+    chain.extend(TOKENS)
+    with pytest.raises(SpecError, match="4 tokens per grain, the table 16"):
+        cache.save(chain, payloads_of(DENSE, 8))
+
+
+def test_a_load_without_a_target_for_every_row_begins_none(root: Path) -> None:
+    with open_cache(root, HYBRID) as cache:
+        fill(cache)
+        verdict = cache.resolve(cache.chain([*TOKENS, 7]))
+        with pytest.raises(LayoutError, match="without a target: window-40, state"):
+            cache.load_into(verdict, {"full": BufferBlocks(blocks_of(FULL, 8))})
+        assert cache.statistics().rows["full"].working == 0
+
+
+def test_keys_of_an_unknown_row(cache: Cache) -> None:
+    with pytest.raises(SpecError, match="no cached row 'half'"):
+        cache.keys("half", np.zeros((1, 32), dtype=np.uint8))
 
 
 def test_a_closed_cache_says_so(root: Path) -> None:

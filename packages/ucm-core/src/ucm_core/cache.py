@@ -14,6 +14,7 @@ import secrets
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from types import TracebackType
 from typing import Self
 
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core.coordinator.coordinator import Coordinator, CoordinatorStatistics, Verdict
-from ucm_core.errors import ClosedError, ConfigError, LayoutError, StoreError
+from ucm_core.errors import ClosedError, ConfigError, LayoutError, SpecError, StoreError
 from ucm_core.flow.copy import BlockTarget, BufferBlocks
 from ucm_core.flow.ticket import ResultCode, TicketGroup
 from ucm_core.ops import metrics
@@ -151,7 +152,10 @@ class Cache:
 
     def keys(self, row_name: str, digests: Keys) -> Keys:
         """Object keys of a row for digests of its blocks' ends, both ``uint8[n, 32]``."""
-        return object_keys(self._space.seeds[row_name], digests)
+        seed = self._space.seeds.get(row_name)
+        if seed is None:
+            raise SpecError(f"no cached row {row_name!r} in the table; it has {', '.join(self._plans)}")
+        return object_keys(seed, digests)
 
     def chain(
         self, tokens: Tokens, identity: RequestIdentity | None = None, *, media: Iterable[MediaItem] = ()
@@ -176,16 +180,11 @@ class Cache:
         chain that is shorter than the blocks.
         """
         space = self._opened()
-        begins = {
-            row: first_block if isinstance(first_block, int) else first_block.get(row, 0) for row in payloads
-        }
-        keys = {
-            row: space.coordinator.keys(
-                chain, row, begin_block=begins[row], end_block=begins[row] + len(blocks)
-            )
-            for row, blocks in payloads.items()
-        }
         sources = {row: self._buffer(row, blocks) for row, blocks in payloads.items()}
+        keys = {}
+        for row, blocks in payloads.items():
+            begin = _begin_block(first_block, row)
+            keys[row] = space.coordinator.keys(chain, row, begin_block=begin, end_block=begin + len(blocks))
         tickets = {row: space.stores[row].save(keys[row], sources[row]) for row in payloads}
         for row, ticket in tickets.items():
             space.coordinator.saved(row, keys[row][ticket.object_results == ResultCode.OK])
@@ -244,6 +243,8 @@ class Cache:
         """Begin to load the blocks ``verdict.blocks[row]`` of every row to its target; does not wait."""
         space = self._opened()
         rows = verdict.keys.items()
+        if lacking := [row for row in verdict.keys if row not in targets]:
+            raise LayoutError(f"rows without a target: {', '.join(lacking)}; nothing was loaded")
         return TicketGroup({row: space.stores[row].load(keys, targets[row]) for row, keys in rows})
 
     def weights_changed(self) -> None:
@@ -350,7 +351,11 @@ class Cache:
         return _Space(identity, stores, seeds, Coordinator(self.table, lookups, seeds))
 
     def _buffer(self, row: str, blocks: Payloads) -> BufferBlocks:
+        if row not in self._plans:
+            raise SpecError(f"no cached row {row!r} in the table; it has {', '.join(self._plans)}")
         geometry = self._plans[row].geometry
+        if not isinstance(blocks, np.ndarray):
+            raise LayoutError(f"row {row!r}: blocks are a {type(blocks).__name__}, not a numpy array")
         if blocks.ndim != 3 or blocks.shape[1:] != (geometry.shards, geometry.shard_bytes):
             raise LayoutError(
                 f"row {row!r}: blocks are {blocks.dtype}{list(blocks.shape)};"
@@ -371,6 +376,13 @@ class Cache:
     def _blank(self, row: str, count: int) -> Payloads:
         geometry = self._plans[row].geometry
         return np.zeros((count, geometry.shards, geometry.shard_bytes), dtype=np.uint8)
+
+
+def _begin_block(first_block: int | Mapping[str, int], row: str) -> int:
+    begin: object = first_block.get(row, 0) if isinstance(first_block, Mapping) else first_block
+    if not isinstance(begin, Integral):
+        raise SpecError(f"row {row!r}: first_block is {begin!r}, which is no int")
+    return int(begin)
 
 
 def _settings(config: str | os.PathLike[str] | None) -> CacheConfig:

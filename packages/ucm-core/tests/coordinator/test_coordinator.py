@@ -366,6 +366,21 @@ class TestRefusals:
             node.coordinator.rebuild("full", np.zeros((1, 32), np.uint8))
 
 
+@pytest.mark.parametrize("number", [-1, 2**40, 2**70, 1.5, float("nan"), "1", None])
+@pytest.mark.parametrize("name", ["request_tokens", "local_tokens", "tail_tokens", "align_tokens"])
+def test_a_question_with_senseless_numbers_is_refused(name: str, number: Any) -> None:
+    node, request = hybrid_node()
+    with pytest.raises(SpecError, match="tokens are ints, at least 0"):
+        node.coordinator.verdict(request, **{"request_tokens": 1000, name: number})
+
+
+@pytest.mark.parametrize("block", [-1, 2**58 - 1, 2**63, 1.5])
+def test_a_number_that_would_wrap_around_names_no_block(block: Any) -> None:
+    node, request = hybrid_node()
+    with pytest.raises(SpecError, match="block"):
+        node.coordinator.keys(request, "full", begin_block=block, end_block=block + 1)
+
+
 def test_a_chain_shorter_than_the_request_is_absent_beyond() -> None:
     node, request = hybrid_node()
     assert node.coordinator.verdict(request, request_tokens=5000, local_tokens=4000).hit.resume_tokens == 768

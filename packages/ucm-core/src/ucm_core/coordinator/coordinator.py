@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from ucm_core.coordinator.shelf import Shelf
 from ucm_core.coordinator.survey import Survey
 from ucm_core.errors import SpecError
 from ucm_core.spec.keys import PrefixChain
+from ucm_core.spec.rows import MAX_NUMBER
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 
 __all__ = ["Coordinator", "CoordinatorLimits", "CoordinatorStatistics", "Verdict"]
@@ -152,9 +154,12 @@ class Coordinator:
     def keys(self, chain: PrefixChain, row_name: str, *, begin_block: int, end_block: int) -> Keys:
         """Return the object keys of the blocks ``[begin_block, end_block)`` of a row, ``uint8[n, 32]``.
 
-        SpecError when the chain is shorter.
+        SpecError when the chain is shorter or has another grain.
         """
         shelf = self._shelf(row_name)
+        for block in (begin_block, end_block):
+            _check_block(row_name, block)
+        self._check_grain(chain)
         return shelf.keys(chain, shelf.ends(np.arange(begin_block, end_block)))
 
     def missing(self, chain: PrefixChain, row_name: str, *, begin_block: int, end_block: int) -> Mask:
@@ -196,10 +201,7 @@ class Coordinator:
     def _answer(
         self, chain: PrefixChain, ask: Ask, rows: Sequence[SpecRow], *, cap: Hit | None = None
     ) -> Verdict:
-        if chain.grain_tokens != self.table.grain_tokens:
-            raise SpecError(
-                f"the chain has {chain.grain_tokens} tokens per grain, the table {self.table.grain_tokens}"
-            )
+        self._check_grain(chain)
         hit = self._resolve(chain, ask, rows, cap, remembered=True)
         if not self._confirmed(chain, hit):
             hit = self._resolve(chain, ask, rows, cap, remembered=False)
@@ -207,6 +209,12 @@ class Coordinator:
         self._hits += hit.new_tokens > 0
         self._hit_tokens += hit.new_tokens
         return self._to_load(chain, hit)
+
+    def _check_grain(self, chain: PrefixChain) -> None:
+        if chain.grain_tokens != self.table.grain_tokens:
+            raise SpecError(
+                f"the chain has {chain.grain_tokens} tokens per grain, the table {self.table.grain_tokens}"
+            )
 
     def _resolve(
         self, chain: PrefixChain, ask: Ask, rows: Sequence[SpecRow], cap: Hit | None, *, remembered: bool
@@ -256,6 +264,12 @@ def _seed(table: SpecTable, row: SpecRow, seeds: Mapping[str, bytes]) -> bytes:
     if seed is None:
         raise SpecError(f"row {row.name!r} has no seed; seeds were given for {sorted(seeds)}")
     return seed
+
+
+def _check_block(row_name: str, block: object) -> None:
+    """Refuse what is no index: rounded or wrapped around it would name another block's key."""
+    if not isinstance(block, Integral) or not 0 <= int(block) <= MAX_NUMBER:
+        raise SpecError(f"row {row_name!r}: block {block!r} is no int from 0 to {MAX_NUMBER}")
 
 
 def _check_lookups(table: SpecTable, lookups: Mapping[str, Lookup]) -> None:

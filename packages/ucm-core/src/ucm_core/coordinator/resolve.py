@@ -14,11 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
 
 from ucm_core.errors import SpecError
+from ucm_core.spec.rows import MAX_NUMBER
 from ucm_core.spec.table import RankRule, RowKind, SpecRow, SpecTable
 
 __all__ = [
@@ -68,7 +70,7 @@ _NO_BLOCKS: Mask = np.zeros(0, dtype=np.bool_)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One question to the resolver, in tokens; SpecError for negative tokens or an alignment below 1."""
+    """One question to the resolver, in tokens; SpecError for numbers out of range or of another type."""
 
     request_tokens: int
     """Length of the request's prefix as far as it is known."""
@@ -80,8 +82,16 @@ class Ask:
     """The engine holds ``[0, local_tokens)`` of every chain row itself."""
 
     def __post_init__(self) -> None:
-        if min(self.request_tokens, self.tail_tokens, self.local_tokens) < 0 or self.align_tokens < 1:
-            raise SpecError(f"{self}: tokens are at least 0 and align_tokens is at least 1")
+        numbers: tuple[object, ...] = (
+            self.request_tokens,
+            self.tail_tokens,
+            self.local_tokens,
+            self.align_tokens,
+        )
+        if not all(isinstance(number, Integral) and 0 <= int(number) <= MAX_NUMBER for number in numbers):
+            raise SpecError(f"{self}: tokens are ints, at least 0 and at most {MAX_NUMBER}")
+        if self.align_tokens < 1:
+            raise SpecError(f"{self}: align_tokens is at least 1")
 
     def limit_tokens(self, table: SpecTable) -> int:
         """Return the deepest position that may be answered: ``floor(request - tail, A)``, at least 0."""
