@@ -69,3 +69,26 @@ def test_a_pool_may_be_closed_by_its_own_work() -> None:
     pool = IoPool(1)
     pool.submit(Priority.LOAD, lambda: pool.close(WAIT_S))
     pool.close(WAIT_S)
+
+
+class NoThread(threading.Thread):
+    """Stands for a system that has no more threads."""
+
+    def start(self) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+def test_without_any_thread_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "Thread", NoThread)
+    pool = IoPool(2)
+    assert not pool.submit(Priority.LOAD, lambda: None)
+    pool.close(WAIT_S)
+
+
+def test_the_threads_that_there_are_do_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, both = IoPool(2), threading.Semaphore(0)
+    assert pool.submit(Priority.LOAD, both.release)
+    monkeypatch.setattr(threading, "Thread", NoThread)
+    assert all(pool.submit(Priority.LOAD, both.release) for _ in range(9))
+    assert all(both.acquire(timeout=WAIT_S) for _ in range(10))
+    pool.close(WAIT_S)

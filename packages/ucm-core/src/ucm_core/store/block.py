@@ -31,7 +31,7 @@ from ucm_core.store.loading import LoadOrder, load_chunk
 from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome, RingStatistics
 from ucm_core.store.saving import Save, Writer
-from ucm_core.store.tiers import Int64s, KeyBatch, Keys, Mask, Room, Tiers, log
+from ucm_core.store.tiers import Int64s, KeyBatch, Keys, Mask, Room, Slots, Tiers, log
 
 PREFIX_STEP_BLOCKS = 64
 
@@ -73,14 +73,10 @@ class BlockStore:
 
     def lookup(self, keys: Keys) -> Mask:
         """``bool[n]``: True where the ring holds the object, or a whole file is there."""
-        if self._work.closed or not len(keys):
-            return np.zeros(len(keys), dtype=np.bool_)
-        in_ring = np.asarray(self._tiers.ring.lookup(keys), dtype=np.bool_)
-        found = in_ring.copy()
-        if not in_ring.all():
-            found[~in_ring] = self._tiers.files.exist(keys[~in_ring])
-        self._count_lookups(in_ring, found)
-        return found
+        with self._work.entered() as entered:
+            if not entered or not len(keys):
+                return np.zeros(len(keys), dtype=np.bool_)
+            return self._lookup(keys)
 
     def lookup_prefix(self, keys: Keys) -> int:
         """How many leading keys are present; looks no further than one step behind the first hole."""
@@ -125,18 +121,20 @@ class BlockStore:
 
         Raises `ucm_core.NoSpace` when the ring has no slot to give.
         """
-        if self._work.closed or self.lookup(key[None])[0]:
-            return None
-        return Donation.claim(self._tiers, self._writer, key=key)
+        with self._work.entered() as entered:
+            if not entered or self._lookup(key[None])[0]:
+                return None
+            return Donation.claim(self._tiers, self._writer, key=key)
 
     def pin(self, keys: Keys) -> Pins:
         """Keep what the ring holds of ``keys`` in the ring until the pins are released (`Pins`)."""
-        if self._work.closed:
-            return Pins(keys[:0], self._pinned, lambda: None)
-        claims = self._tiers.ring.pin(keys)
-        ready = claims.outcome == Outcome.READY
-        self._tiers.ring.release(claims.slots[(claims.slots >= 0) & ~ready])
-        return Pins(keys[ready], self._pinned, partial(self._tiers.ring.release, claims.slots[ready]))
+        with self._work.entered() as entered:
+            if not entered:
+                return Pins(keys[:0], self._pinned, lambda: None)
+            claims = self._tiers.ring.pin(keys)
+            ready = claims.outcome == Outcome.READY
+            self._tiers.ring.release(claims.slots[(claims.slots >= 0) & ~ready])
+            return Pins(keys[ready], self._pinned, partial(self._unpin, claims.slots[ready]))
 
     def pinned_names(self) -> frozenset[bytes]:
         """Keys (32 bytes) that this process holds in the ring: pinned, or on their way to a file."""
@@ -144,28 +142,33 @@ class BlockStore:
 
     def touch(self, keys: Keys) -> None:
         """Mark as used: in the ring now, on the medium in the background, at most once a minute each."""
-        if self._work.closed or not len(keys):
-            return
-        self._tiers.ring.touch(keys)
-        due = self._touches.due(keys)
-        if len(due):
-            self._background(lambda: self._tiers.files.touch(due))
+        with self._work.entered() as entered:
+            if not entered or not len(keys):
+                return
+            self._tiers.ring.touch(keys)
+            due = self._touches.due(keys)
+            if len(due):
+                self._background(lambda: self._tiers.files.touch(due))
 
     def drop(self, keys: Keys) -> None:
         """Remove from the ring (unless referenced) and the medium; a write that is under way still lands."""
-        if not self._work.closed:
-            self._tiers.ring.drop(keys)
-            self._tiers.files.drop(keys)
+        with self._work.entered() as entered:
+            if entered:
+                self._tiers.ring.drop(keys)
+                self._tiers.files.drop(keys)
 
     def statistics(self) -> BlockStoreStatistics:
         """A moment of this store; the last one after `close`."""
-        ring = self._last_ring or self._tiers.ring.statistics()
-        return BlockStoreStatistics(self._work.count, self._writer.pending, self._pinned.count, ring)
+        working = self._work.count
+        with self._work.entered() as entered:
+            ring = self._tiers.ring.statistics() if entered else self._last_ring
+        return BlockStoreStatistics(working, self._writer.pending, self._pinned.count, ring)
 
     def check_integrity(self) -> None:
         """Raise `ucm_core.StoreError` when the ring's books do not balance; nothing after `close`."""
-        if not self._work.closed:
-            self._tiers.ring.check_integrity()
+        with self._work.entered() as entered:
+            if entered:
+                self._tiers.ring.check_integrity()
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Refuse new work, let what was begun end (at most ``timeout_s``), let go of the ring. Idempotent."""
@@ -183,6 +186,19 @@ class BlockStore:
         self._tiers.ring.close()
 
     # -- private
+
+    def _unpin(self, slots: Slots) -> None:
+        with self._work.entered() as entered:
+            if entered:  # else the ring gave the references back when it was closed
+                self._tiers.ring.release(slots)
+
+    def _lookup(self, keys: Keys) -> Mask:
+        in_ring = np.asarray(self._tiers.ring.lookup(keys), dtype=np.bool_)
+        found = in_ring.copy()
+        if not in_ring.all():
+            found[~in_ring] = self._tiers.files.exist(keys[~in_ring])
+        self._count_lookups(in_ring, found)
+        return found
 
     def _start_load(self, keys: Keys, target: BlockTarget | None, priority: Priority) -> Ticket:
         batch = KeyBatch(keys)
@@ -220,11 +236,14 @@ class BlockStore:
         """Run ``work``; after an exception what it left unsettled is ``UNAVAILABLE``: no ticket is lost."""
         try:
             work()
-        except Exception:  # noqa: BLE001 - the border of the store: storage never raises into the engine's loop
+        except BaseException as error:
+            # The border of the store: storage never raises into the engine's loop.
             metrics.ERRORS.labels(where="block_store").inc()
             log.exception("row %s: unexpected failure", self._tiers.row)
             ticket.settle(positions, ResultCode.UNAVAILABLE)
             ticket.settle_durable(positions, ResultCode.UNAVAILABLE)
+            if not isinstance(error, Exception):  # somebody wants to end the program, or this task
+                raise
         finally:
             self._work.end()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import time
@@ -9,7 +10,7 @@ import time
 import numpy as np
 
 from ucm_core import _native
-from ucm_core.errors import NoSpace, StoreError
+from ucm_core.errors import ClosedError, NoSpace, StoreError
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.store.ring import Outcome
 from ucm_core.store.saving import Writer
@@ -61,13 +62,20 @@ class Donation:
         return self._views[-1].view
 
     def commit(self) -> Ticket:
-        """Publish the slot and write it to the medium; every shard must have been written."""
+        """Publish the slot and write it to the medium; every shard must have been written.
+
+        The ticket is ``CANCELLED`` when the store was closed meanwhile.
+        """
         self._revoke()
         geometry = self._tiers.files.geometry
-        address = self._tiers.ring.addresses(self._slots)
-        _native.zero_padding(address, geometry.shards, geometry.shard_bytes, geometry.stride)
-        self._tiers.ring.publish(self._slots)
         ticket = Ticket(1, geometry.shards, durable=True)
+        try:
+            address = self._tiers.ring.addresses(self._slots)
+            _native.zero_padding(address, geometry.shards, geometry.shard_bytes, geometry.stride)
+            self._tiers.ring.publish(self._slots)
+        except ClosedError:
+            ticket.settle_rest(ResultCode.CANCELLED)
+            return ticket
         ticket.settle([0], ResultCode.OK)
         self._writer.write([self._key.tobytes()], self._slots, waiters=[(ticket, np.array([0]))])
         return ticket
@@ -76,7 +84,8 @@ class Donation:
         """Give the slot back; nothing becomes readable. A no-op after `commit` or `abort`."""
         if self._open:
             self._revoke()
-            self._tiers.ring.abort(self._slots)
+            with contextlib.suppress(ClosedError):  # then the ring took the slot back itself
+                self._tiers.ring.abort(self._slots)
 
     def _check_open(self) -> None:
         if not self._open:

@@ -6,7 +6,8 @@ import itertools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from ucm_core.store.tiers import Keys
@@ -100,6 +101,16 @@ class WorkGate:
         with self._changed:
             self.count -= 1
             self._changed.notify_all()
+
+    @contextmanager
+    def entered(self) -> Iterator[bool]:
+        """Count the body in, so that a closer waits for it; False: closed, and nothing may be touched."""
+        entered = self.begin()
+        try:
+            yield entered
+        finally:
+            if entered:
+                self.end()
 
     def close(self) -> bool:
         """True for the first caller."""

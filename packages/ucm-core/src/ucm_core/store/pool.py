@@ -45,13 +45,18 @@ class IoPool:
         return self._limit
 
     def submit(self, priority: Priority, work: Callable[[], None]) -> bool:
-        """Queue ``work``. False after `close`: it will not run. What it raises is logged and counted."""
+        """Queue ``work``; what it raises is logged and counted.
+
+        False after `close`, and while the system gives no thread at all: then it will not run.
+        """
         with self._changed:
             if self._closed:
                 return False
-            heapq.heappush(self._queue, (priority, next(self._order), work))
-            if self._idle < len(self._queue) and len(self._threads) < self._limit:
+            if self._idle <= len(self._queue) and len(self._threads) < self._limit:
                 self._start()
+            if not self._threads:
+                return False
+            heapq.heappush(self._queue, (priority, next(self._order), work))
             self._changed.notify()
         return True
 
@@ -66,14 +71,19 @@ class IoPool:
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=f"ucm-io-{len(self._threads)}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more; those that we have do the work
+            metrics.ERRORS.labels(where="io_thread").inc()
+            _log.warning("no further I/O thread: %s", error)
+        else:
+            self._threads.append(thread)
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
             try:
                 work()
-            except Exception:  # noqa: BLE001 - the border of a thread, which must outlive any piece of work
+            except BaseException:  # noqa: BLE001 - the border of a thread, which must outlive any piece of work
                 metrics.ERRORS.labels(where="io_thread").inc()
                 _log.exception("work on an I/O thread failed")
 
