@@ -66,13 +66,14 @@ def problems(turns: Sequence[Turn]) -> list[str]:
 
 def table_of(turns: Sequence[Turn]) -> Table:
     """The closing table, a line per turn."""
-    table = Table(title="One conversation, two processes", caption="first token: time until it, in seconds")
-    for heading in ("turn", "prompt tokens", "from UCM", "computed", "cold", "warm", "sooner", "tokens"):
+    table = Table(title="One conversation, two processes", caption="cold, warm: seconds to the first token")
+    headings = ("turn", "prompt tokens", "from UCM", "computed", "cold", "warm", "sooner", "tokens equal")
+    for heading in headings:
         table.add_column(heading, justify="right")
     for number, turn in enumerate(turns, 1):
         times = (f"{answer.first_token_s or 0.0:.2f}" for answer in (turn.cold, turn.warm))
         counts = (turn.warm.prompt_tokens, turn.warm.external_tokens, turn.warm.computed_tokens)
-        verdict = "[green]equal[/]" if turn.equal else "[red]differ[/]"
+        verdict = "[green]yes[/]" if turn.equal else "[red]no[/]"
         table.add_row(str(number), *map(str, counts), *times, f"{turn.speedup:.1f}x", verdict)
     return table
 

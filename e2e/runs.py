@@ -153,6 +153,11 @@ class Runs:
             )
 
 
+def complaints(log: str, root: Path) -> list[str]:
+    """The lines of a log about the root, but for vLLM's own, which show its arguments."""
+    return [line for line in log.splitlines() if str(root) in line and not line.startswith("(MainProcess")]
+
+
 def observe_apart(engine: Engine, prompt: Prompt) -> tuple[Answer, Blocks]:
     """Serve `prompt` with the engine's own prefix cache emptied before it, and look at its blocks."""
     engine.forget()

@@ -1,13 +1,11 @@
 """Nothing that is not the same computation is ever served: whatever differs, the cache gives 0 tokens."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.checkpoints import FAMILIES, write_adapter
-from e2e.harness import Adapter, Answer, Engine
+from e2e.harness import Answer
 from e2e.models import MODELS
 from e2e.runs import Runs, serve_apart
 
@@ -66,54 +64,6 @@ def test_grains_of_another_size_are_served_nothing(runs: Runs) -> None:
 def test_the_engines_own_block_size_separates_nothing(runs: Runs) -> None:
     """What is stored does not know the engine's blocks: smaller ones resume from it too, and deeper."""
     assert served_with(runs, "engine-blocks", block_size=32) == [256, 448]
-
-
-class TestAdapter:
-    """A real LoRA adapter, and another one of the same name, beside the plain model."""
-
-    @pytest.fixture(scope="class")
-    def answers(self, runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Answer, ...]]:
-        directory, family = tmp_path_factory.mktemp("adapters"), FAMILIES["dense"]()
-        one, other = (write_adapter(directory / str(seed), family, seed=seed) for seed in (1, 2))
-        root = runs.root_copy("dense", "adapters")
-        with runs.engine("adapters", "dense", root, enable_lora=True, max_lora_rank=8) as engine:
-            return {
-                "first": self.serve(runs, engine, Adapter("tone", 1, str(one))),
-                "again": self.serve(runs, engine, Adapter("tone", 1, str(one))),
-                "same bytes": self.serve(runs, engine, Adapter("tone", 2, str(one))),
-                "other bytes": self.serve(runs, engine, Adapter("tone", 3, str(other))),
-                "none": serve_apart(engine, runs.prompts("dense").first),
-            }
-
-    @staticmethod
-    def serve(runs: Runs, engine: Engine, adapter: Adapter) -> tuple[Answer, ...]:
-        prompts = tuple(replace(prompt, adapter=adapter) for prompt in runs.prompts("dense").first)
-        return serve_apart(engine, prompts)
-
-    def test_it_changes_the_tokens(self, answers: dict[str, tuple[Answer, ...]]) -> None:
-        assert tokens_of(answers["first"]) != tokens_of(answers["none"])
-        assert tokens_of(answers["first"]) != tokens_of(answers["other bytes"])
-
-    def test_it_is_served_nothing_that_the_plain_model_saved(
-        self, answers: dict[str, tuple[Answer, ...]]
-    ) -> None:
-        assert served(answers["first"]) == [0, 0]
-
-    def test_it_is_served_what_it_saved(self, answers: dict[str, tuple[Answer, ...]]) -> None:
-        assert served(answers["again"]) == served(answers["none"]) == [256, 384]
-        assert tokens_of(answers["again"]) == tokens_of(answers["first"])
-
-    def test_its_number_in_the_engine_does_not_matter(self, answers: dict[str, tuple[Answer, ...]]) -> None:
-        assert served(answers["same bytes"]) == served(answers["again"])
-        assert tokens_of(answers["same bytes"]) == tokens_of(answers["first"])
-
-    def test_its_bytes_matter_not_its_name(self, answers: dict[str, tuple[Answer, ...]]) -> None:
-        assert served(answers["other bytes"]) == [0, 0]
-
-    def test_the_plain_model_is_served_right_beside_it(
-        self, runs: Runs, answers: dict[str, tuple[Answer, ...]]
-    ) -> None:
-        assert tokens_of(answers["none"]) == tokens_of(runs.plain("dense").first)
 
 
 def test_an_altered_checkpoint_differs_in_one_byte(runs: Runs) -> None:
