@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from objects import GEOMETRY, make_keys, open_shelf
 
 from ucm_core.flow.ticket import ResultCode
+from ucm_core.store import locks
 from ucm_core.store.root import CacheRoot
 
 SIZE = GEOMETRY.object_bytes
@@ -88,6 +90,58 @@ def test_a_lost_or_damaged_counter_is_counted_from_the_files(content, tmp_path):
     assert shelf.root.usage.used_bytes == 4 * SIZE
     assert shelf.root.usage.reserve(1)
     assert shelf.root.usage.used_bytes == 4 * SIZE + 1
+
+
+def in_the_way(path, kind):
+    path.unlink(missing_ok=True)
+    {
+        "directory": path.mkdir,
+        "link": lambda: path.symlink_to("/etc/passwd"),
+        "pipe": lambda: os.mkfifo(path),
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
+def test_what_is_no_writer_does_not_hide_the_root(kind, tmp_path):
+    with CacheRoot(tmp_path):
+        pass
+    in_the_way(tmp_path / ".writers" / ("ab" * 16), kind)
+    with CacheRoot(tmp_path) as root:
+        assert root.usage.recount() == 0
+        assert root.sweep() == 0
+
+
+def test_numbers_that_are_too_large_stay_numbers(tmp_path):
+    with CacheRoot(tmp_path) as root, CacheRoot(tmp_path) as other:
+        for path in (tmp_path / ".writers").iterdir():
+            path.write_bytes(b"\xff" * 8)
+        assert root.usage.recount() > 2**62
+        assert not other.usage.reserve(1)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(locks, "WAIT_S", 0.05)
+
+
+def test_a_holder_that_does_not_go_on_is_an_error_and_stops_nobody(impatient, tmp_path):
+    shelf, keys = open_shelf(tmp_path), make_keys(4)
+    shelf.write(keys[:2])
+    with locks.exclusive(tmp_path / ".usage"):  # as a process that was stopped would
+        assert set(shelf.write(keys[2:])) == {ResultCode.UNAVAILABLE}
+        assert shelf.read(keys[:2]) == [ResultCode.OK] * 2
+        assert shelf.root.statistics().used_bytes == 0
+    assert set(shelf.write(keys[2:])) == {ResultCode.OK}
+    assert shelf.root.usage.used_bytes == 4 * SIZE
+
+
+def test_what_could_not_be_settled_is_settled_later(impatient, root):
+    assert root.usage.reserve(6)
+    with locks.exclusive(root.path / ".usage"), pytest.raises(TimeoutError, match="does not go on"):
+        root.usage.settle(6, written_bytes=4)
+    root.usage.settle(0, written_bytes=0)
+    assert root.usage.used_bytes == 4
+    assert root.usage.recount() == 0
 
 
 def test_rival_writers_never_pass_the_bound(tmp_path):

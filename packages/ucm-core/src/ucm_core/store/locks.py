@@ -10,10 +10,16 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+WAIT_S = 10.0
+"""Longer than anybody who goes on holds a lock."""
+
+_LARGEST = (1 << 64) - 1
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0002, 0.01
 _WHOLE_FILE = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -34,15 +40,28 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-@contextmanager
-def exclusive(path: Path) -> Iterator[int]:
-    """Hold the exclusive lock of ``path`` (created when absent) and yield its descriptor.
+def wait_for(lock: Callable[[], bool], timeout_s: float, *, what: Path) -> None:
+    """Ask for a lock again and again, because waiting in the kernel has no end; TimeoutError after that."""
+    deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+    while not lock():
+        if time.monotonic() >= deadline:
+            raise TimeoutError(
+                errno.ETIMEDOUT, "its lock is held by a process that does not go on", str(what)
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
-    Each call opens the file anew, so threads of one process exclude each other too.
+
+@contextmanager
+def exclusive(path: Path, *, create: bool = True, timeout_s: float | None = None) -> Iterator[int]:
+    """Hold the exclusive lock of ``path`` (made when absent and ``create``) and yield its descriptor.
+
+    Each call opens the file anew, so threads of one process exclude each other too. TimeoutError when the
+    holder does not let go in time (`WAIT_S`): a process that is stopped must not stop the others.
     """
-    descriptor = open_lock_file(path, create=True)
+    descriptor = open_lock_file(path, create=create)
     try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _WHOLE_FILE)
+        wait_for(lambda: try_lock(descriptor), WAIT_S if timeout_s is None else timeout_s, what=path)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -55,5 +74,5 @@ def read_number(descriptor: int) -> int | None:
 
 
 def write_number(descriptor: int, value: int) -> None:
-    """Make ``value`` the content of a counter file of 8 bytes."""
-    os.pwrite(descriptor, value.to_bytes(8, "little"), 0)
+    """Make ``value`` the content of a counter file of 8 bytes; what needs more becomes the largest."""
+    os.pwrite(descriptor, min(value, _LARGEST).to_bytes(8, "little"), 0)

@@ -8,6 +8,9 @@ and never too low.
 from __future__ import annotations
 
 import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ucm_core.store import locks, names, writers
@@ -21,13 +24,15 @@ class Usage:
     def __init__(self, root: Path, writer: writers.Writer, capacity_bytes: int | None = None) -> None:
         self._root, self._path = root, root / ".usage"
         self._writer = writer
+        self._patience_s: float | None = None
+        self._open_ends: deque[tuple[int, int]] = deque()
         self.capacity_bytes = _UNBOUNDED if capacity_bytes is None else capacity_bytes
         """The bound that `reserve` keeps."""
 
     @property
     def used_bytes(self) -> int:
         """The total now, counted from the files when nobody has counted before."""
-        with locks.exclusive(self._path) as descriptor:
+        with self._locked() as descriptor:
             return self._total(descriptor)
 
     def reserve(self, size_bytes: int) -> bool:
@@ -36,7 +41,7 @@ class Usage:
 
     def reserve_objects(self, count: int, object_bytes: int) -> int:
         """Reserve room for as many of ``count`` objects as the bound allows; return how many."""
-        with locks.exclusive(self._path) as descriptor:
+        with self._locked() as descriptor:
             total = self._total(descriptor)
             granted = max(0, min(count, (self.capacity_bytes - total) // object_bytes))
             # The share first: if this process dies between the two, the total is the lower one and true.
@@ -45,15 +50,21 @@ class Usage:
             return granted
 
     def settle(self, reserved_bytes: int, *, written_bytes: int) -> None:
-        """End a reservation: ``written_bytes`` of it became objects, the rest is given back."""
-        with locks.exclusive(self._path) as descriptor:
-            total = self._total(descriptor) - (reserved_bytes - written_bytes)
+        """End a reservation: ``written_bytes`` of it became objects, the rest is given back.
+
+        When this raises, the next call settles it as well.
+        """
+        self._open_ends.append((reserved_bytes, written_bytes))
+        with self._locked() as descriptor:
+            ends = [self._open_ends.popleft() for _ in range(len(self._open_ends))]
+            reserved, written = (sum(column) for column in zip(*ends, strict=True)) if ends else (0, 0)
+            total = self._total(descriptor) - (reserved - written)
             locks.write_number(descriptor, max(0, total))
-            self._writer.in_flight_bytes = max(0, self._writer.in_flight_bytes - reserved_bytes)
+            self._writer.in_flight_bytes = max(0, self._writer.in_flight_bytes - reserved)
 
     def give_back(self, size_bytes: int) -> None:
         """Take the bytes of removed objects off the total."""
-        with locks.exclusive(self._path) as descriptor:
+        with self._locked() as descriptor:
             locks.write_number(descriptor, max(0, self._total(descriptor) - size_bytes))
 
     def recount(self) -> int:
@@ -61,8 +72,19 @@ class Usage:
 
         Writers wait meanwhile; a file whose reservation is not settled yet counts twice, on the safe side.
         """
-        with locks.exclusive(self._path) as descriptor:
+        with self._locked() as descriptor:
             return self._recount(descriptor)
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Hold the counter's lock; who waited for it in vain once does not wait again until it was there."""
+        try:
+            with locks.exclusive(self._path, timeout_s=self._patience_s) as descriptor:
+                self._patience_s = None
+                yield descriptor
+        except TimeoutError:
+            self._patience_s = 0.0
+            raise
 
     def _total(self, descriptor: int) -> int:
         total = locks.read_number(descriptor)

@@ -6,6 +6,7 @@ part of its temporaries' names. The file holds the bytes it has reserved and not
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import uuid
@@ -96,20 +97,28 @@ def _registered(directory: Path) -> list[str]:
 
 
 def _take(path: Path, held: ExitStack) -> bool:
-    try:
-        descriptor = locks.open_lock_file(path, create=False)
-    except FileNotFoundError:
+    descriptor = _open(path)
+    if descriptor is None:
         return False
     held.callback(os.close, descriptor)
     return locks.try_lock(descriptor)
 
 
 def _in_flight(path: Path) -> int:
-    try:
-        descriptor = locks.open_lock_file(path, create=False)
-    except FileNotFoundError:
+    descriptor = _open(path)
+    if descriptor is None:
         return 0
     try:
         return locks.read_number(descriptor) or 0
     finally:
         os.close(descriptor)
+
+
+def _open(path: Path) -> int | None:
+    """Open a writer's file; None when it is gone, or is no writer's: a directory, a link, somebody else's."""
+    try:
+        return locks.open_lock_file(path, create=False)
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.EISDIR, errno.ELOOP, errno.EACCES}:
+            return None
+        raise
