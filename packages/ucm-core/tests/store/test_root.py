@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -194,7 +195,7 @@ def test_processes_that_raise_together_lose_no_step(tmp_path):
         assert root.generation(BASE) == 60
 
 
-@pytest.mark.parametrize("content", [b"\x01", b"\x01" * 7, b"\x01" * 9])
+@pytest.mark.parametrize("content", [b"\x01", b"\x01" * 7, b"\x01" * 9, b"\xff" * 8])
 def test_a_damaged_generation_goes_on_where_nobody_was(content, tmp_path):
     with CacheRoot(tmp_path) as root:
         root.raise_generation(BASE)
@@ -214,6 +215,30 @@ def test_a_generation_that_cannot_be_read_hides_everything(tmp_path):
         (tmp_path / "elsewhere").touch()
         root.generation(BASE)
         assert not root.available
+
+
+@pytest.mark.parametrize("target", ["nowhere", "counter", "/dev/zero"])
+@pytest.mark.parametrize("level", [".generations", ".generations/counter"])
+def test_a_generation_behind_a_link_hides_everything(level, target, tmp_path):
+    with CacheRoot(tmp_path) as root:
+        path = tmp_path / level.replace("counter", BASE.hex())
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(target.replace("counter", BASE.hex()))
+        assert root.generation(BASE) == 0
+        assert not root.available
+
+
+def test_a_file_in_the_place_of_the_generations_hides_everything(tmp_path):
+    with CacheRoot(tmp_path) as root:
+        (tmp_path / ".generations").touch()
+        assert root.generation(BASE) == 0
+        assert not root.available
+
+
+def test_statistics_of_a_root_that_is_gone(tmp_path):
+    with CacheRoot(tmp_path / "cache") as root:
+        shutil.rmtree(root.path)
+        assert root.statistics().used_bytes == 0
 
 
 def test_a_generation_that_cannot_be_kept_is_an_error(tmp_path):

@@ -7,6 +7,8 @@ file for example, is refused, before anything is touched.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
 import os
@@ -25,6 +27,9 @@ from ucm_core.store.names import slug
 from ucm_core.store.usage import Usage
 
 __all__ = ["CacheRoot", "Namespace", "NamespaceIdentity", "RootStatistics", "slug"]
+
+MAX_GENERATION = 1 << 63
+"""A counter above it is damaged."""
 
 _log = logging.getLogger("ucm.store")
 _once = quiet_logger("ucm.store.root")  # both halves of an engine hold the root, often in one process
@@ -178,10 +183,11 @@ class CacheRoot:
         """
         path = self._generation_path(base_digest)
         try:
-            if not path.exists():
-                return 0
-            with locks.exclusive(path) as descriptor:
+            _refuse_link(path.parent)
+            with locks.exclusive(path, create=False) as descriptor:
                 return _valid_generation(descriptor)
+        except FileNotFoundError:
+            return 0
         except OSError as error:
             self.lose(error)
             return 0
@@ -194,10 +200,13 @@ class CacheRoot:
         path = self._generation_path(base_digest)
         try:
             path.parent.mkdir(exist_ok=True)
+            _refuse_link(path.parent)
             with locks.exclusive(path) as descriptor:
                 raised = _valid_generation(descriptor) + 1
                 locks.write_number(descriptor, raised)
                 os.fsync(descriptor)
+            for directory in (path.parent, self.path):  # the names too, which are new the first time
+                _sync_directory(directory)
         except OSError as error:
             self.lose(error)
             raise StoreError(f"generation counter {path} cannot be raised: {error}") from error
@@ -210,10 +219,11 @@ class CacheRoot:
         self._lost = True
 
     def statistics(self) -> RootStatistics:
-        """Return the state of the root; counts are 0 while it is not available."""
+        """Return the state of the root; counts are 0 while it is not available or cannot be read."""
         used, capacity = 0, 0
         if self.available:
-            used, capacity = self.usage.used_bytes, self.usage.capacity_bytes
+            with contextlib.suppress(OSError):
+                used, capacity = self.usage.used_bytes, self.usage.capacity_bytes
         return RootStatistics(self.available, self._direct, used, capacity)
 
     @property
@@ -268,10 +278,24 @@ def _confined(root: Path, path: Path) -> Path:
     return path
 
 
+def _refuse_link(directory: Path) -> None:
+    """Raise OSError for a link: behind a broken one no counter would be seen, and old bytes found."""
+    if directory.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(directory))
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _valid_generation(descriptor: int) -> int:
     """Return the counter; a damaged one goes on at a number that nobody has used: nothing old is found."""
     value = locks.read_number(descriptor)
-    if value is None:
+    if value is None or value > MAX_GENERATION:
         value = secrets.randbits(62) if os.fstat(descriptor).st_size else 0
         locks.write_number(descriptor, value)
         os.ftruncate(descriptor, 8)
