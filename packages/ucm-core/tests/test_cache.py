@@ -6,7 +6,8 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.keys import PrefixChain, RequestIdentity
 from ucm_core.spec.table import SpecTable
+from ucm_core.store.ring import Ring
+from ucm_core.store.root import Namespace
 
 WAIT_S = 60.0
 TOKENS = list(range(8 * GRAIN))
@@ -44,6 +47,13 @@ def cache(root: Path) -> Iterator[Cache]:
     with open_cache(root) as cache:
         yield cache
         cache.check_integrity()
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def call(*arguments: object, **named: object) -> None:
+        raise error
+
+    return call
 
 
 def fill(cache: Cache, *, blocks: int = 8, seed: int = 0) -> None:
@@ -178,6 +188,42 @@ def test_changed_weights_find_nothing_and_share_nothing(cache: Cache, root: Path
     with open_cache(root) as other:
         assert other.identity.generation == 1
         assert resume(other) == 0
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(12, "ENOMEM"), RuntimeError("mapping the ring"), StoreError("a link")]
+)
+def test_changed_weights_are_never_found_even_when_nothing_can_be_opened(
+    cache: Cache, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(cache)
+    where = "row_directory" if isinstance(error, StoreError) else "open"
+    holder = Namespace if isinstance(error, StoreError) else Ring
+    monkeypatch.setattr(holder, where, raising(error))
+    cache.weights_changed()
+    assert resume(cache) == 0
+    assert not cache.save(cache.chain(TOKENS), payloads_of(DENSE, 8)).ok
+    monkeypatch.undo()
+    cache.weights_changed()
+    assert resume(cache) == 0
+
+
+@pytest.mark.parametrize("error", [OSError(24, "EMFILE"), RuntimeError("mapping the ring")])
+def test_without_any_ring_everything_is_a_miss(
+    root: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ring, "open", raising(error))
+    with open_cache(root) as cache:
+        assert not cache.save(cache.chain(TOKENS), payloads_of(DENSE, 8)).ok
+        assert resume(cache) == 0
+
+
+def test_a_cache_that_is_refused_leaves_nothing_open(cache: Cache, root: Path, tmp_path: Path) -> None:
+    (root / identity_of(DENSE, weights="5b" * 32).namespace).symlink_to(tmp_path)
+    before = set(Path("/proc/self/fd").iterdir()), threading.active_count()
+    with pytest.raises(StoreError, match="outside of the cache root"):
+        open_cache(root, identity=identity_of(DENSE, weights="5b" * 32))
+    assert (set(Path("/proc/self/fd").iterdir()), threading.active_count()) == before
 
 
 def test_a_save_under_way_stays_in_its_namespace(cache: Cache) -> None:

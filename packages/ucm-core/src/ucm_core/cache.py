@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core.coordinator.coordinator import Coordinator, CoordinatorStatistics, Verdict
-from ucm_core.errors import ClosedError, ConfigError, LayoutError, SpecError, StoreError
+from ucm_core.errors import ClosedError, ConfigError, LayoutError, SpecError, StoreError, UcmError
 from ucm_core.flow.copy import BlockTarget, BufferBlocks
 from ucm_core.flow.ticket import ResultCode, TicketGroup
 from ucm_core.ops import metrics
@@ -108,8 +108,12 @@ class Cache:
         self._closed = False
         self._root = CacheRoot(config.root).open()
         self._pool = IoPool(config.thread_count())
-        self._parts = self._store_parts()
-        self._space = self._open_space(self._current_generation(identity))
+        try:
+            self._parts = self._store_parts()
+            self._space = self._open_space(self._current_generation(identity))
+        except BaseException:
+            self._let_go()
+            raise
         atexit.register(self.close)
 
     @classmethod
@@ -252,11 +256,18 @@ class Cache:
 
         The root's counter is raised for everybody; besides, this cache gets a private token, because nobody
         can name weights that exist only in memory. Saves under way end in the namespace in which they began.
+        Where no new stores can be opened nothing is kept or found from now on.
         """
         with self._lock:
             self._opened()
             old = self._space
-            self._space = self._open_space(self._raised(old.identity))
+            raised = self._raised(old.identity)
+            try:
+                self._space = self._open_space(raised)
+            except UcmError as error:
+                _log.warning("weights changed, and nothing is cached any more: %s", error)
+                metrics.ERRORS.labels(where="weights_changed").inc()
+                self._space = self._space_of(raised, absent_stores(self._plans))
         close_stores(old.stores)
 
     def statistics(self) -> CacheStatistics:
@@ -278,8 +289,7 @@ class Cache:
             self._closed = True
         atexit.unregister(self.close)
         close_stores(self._space.stores)
-        self._pool.close(timeout_s=30.0)
-        self._root.close()
+        self._let_go()
 
     def __enter__(self) -> Self:
         return self
@@ -290,6 +300,10 @@ class Cache:
         self.close()
 
     # -- private
+
+    def _let_go(self) -> None:
+        self._pool.close(timeout_s=30.0)
+        self._root.close()
 
     def _opened(self) -> _Space:
         if self._closed:
@@ -339,14 +353,19 @@ class Cache:
             return identity.with_generation(identity.generation, token)
 
     def _open_space(self, identity: ModelIdentity) -> _Space:
-        seeds = key_seeds(self.table, identity.digest)
+        if not identity.known:
+            _log.warning("the model's weights are unknown, so nothing is cached")
         if identity.known and self._root.available:
             namespace = self._root.namespace(identity)
-            stores = open_stores(self._plans, identity.digest, namespace=namespace, parts=self._parts)
-        else:
-            if not identity.known:
-                _log.warning("the model's weights are unknown, so nothing is cached")
-            stores = absent_stores(self._plans)
+            try:
+                stores = open_stores(self._plans, identity.digest, namespace=namespace, parts=self._parts)
+                return self._space_of(identity, stores)
+            except OSError as error:
+                self._root.lose(error)
+        return self._space_of(identity, absent_stores(self._plans))
+
+    def _space_of(self, identity: ModelIdentity, stores: Mapping[str, ObjectStore]) -> _Space:
+        seeds = key_seeds(self.table, identity.digest)
         lookups = {row: store.lookup for row, store in stores.items()}
         return _Space(identity, stores, seeds, Coordinator(self.table, lookups, seeds))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -9,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ucm_core.errors import StoreError
 from ucm_core.spec.keys import row_seed
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 from ucm_core.spec.units import Segment
@@ -115,7 +115,7 @@ def _open_store(plan: RowPlan, seed: bytes, namespace: Namespace, parts: StorePa
 
 
 def _open_ring(name: str, plan: RowPlan) -> Ring:
-    """The ring of all processes; a private one where shared memory is refused."""
+    """The ring of all processes, or a private one where shared memory is refused; OSError: neither."""
     open_ring = partial(
         Ring.open,
         slots=plan.slots,
@@ -124,9 +124,12 @@ def _open_ring(name: str, plan: RowPlan) -> Ring:
     )
     try:
         return open_ring(name)
-    except (StoreError, OSError) as error:
+    except (RuntimeError, OSError) as error:  # a RuntimeError also where memory cannot be mapped
         _log.warning("row %s: no shared ring, this process uses a private one: %s", plan.row.name, error)
+    try:
         return open_ring(None)
+    except RuntimeError as error:
+        raise OSError(errno.ENOMEM, f"row {plan.row.name}: no private ring either: {error}") from error
 
 
 def _tokens(row: SpecRow) -> int:
