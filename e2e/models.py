@@ -73,16 +73,17 @@ def llm_arguments(model: Model, checkpoint: Path, **more: Any) -> dict[str, Any]
 
 
 def connector(
-    root: Path | str, *, role: str = "kv_both", policy: str = "recompute", **settings: Any
+    root: Path, *, role: str = "kv_both", policy: str = "recompute", **settings: Any
 ) -> dict[str, Any]:
     """`kv_transfer_config` for UCM with its cache at `root`; its ring is small unless `settings` say more."""
-    return {
-        "kv_connector": "UCMConnector",
-        "kv_connector_module_path": "ucm_vllm",
-        "kv_role": role,
-        "kv_load_failure_policy": policy,
-        "kv_connector_extra_config": {"root": str(root), "ring_bytes": RING_BYTES} | settings,
-    }
+    transfer = default_connector() | {"kv_role": role, "kv_load_failure_policy": policy}
+    return transfer | {"kv_connector_extra_config": {"root": str(root), "ring_bytes": RING_BYTES} | settings}
+
+
+def default_connector() -> dict[str, Any]:
+    """`kv_transfer_config` for UCM without any setting of its own."""
+    named = {"kv_connector": "UCMConnector", "kv_connector_module_path": "ucm_vllm"}
+    return named | {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
 
 
 def tokens(count: int, *, seed: int) -> tuple[int, ...]:

@@ -1,17 +1,20 @@
-"""vLLM as users start it, on both sides of a restart: scheduler and worker in processes of their own."""
+"""vLLM and UCM as users start them first, on both sides of a restart: all defaults.
+
+Scheduler and worker are processes of their own, and UCM is given no setting, not even a root.
+"""
 
 import pytest
 
+from e2e import objects
 from e2e.harness import Answer
-from e2e.models import MODELS, llm_arguments
-from e2e.models import connector as ucm
+from e2e.models import MODELS, default_connector, llm_arguments
 from e2e.runs import Runs, serve_apart
 
 
 @pytest.fixture(scope="module")
 def answers(runs: Runs) -> tuple[tuple[Answer, ...], tuple[Answer, ...]]:
-    root, prompts = runs.empty_root("default-processes"), runs.prompts("dense").first
-    arguments = llm_arguments(MODELS["dense"], runs.checkpoint("dense"), kv_transfer_config=ucm(root))
+    prompts, transfer = runs.prompts("dense").first, default_connector()
+    arguments = llm_arguments(MODELS["dense"], runs.checkpoint("dense"), kv_transfer_config=transfer)
     with runs.process("default-saving", multiprocess=True).start(arguments) as engine:
         first = serve_apart(engine, prompts)
     with runs.process("default-resuming", multiprocess=True).start(arguments) as engine:
@@ -24,6 +27,12 @@ def test_the_first_computes_and_the_second_is_served(
     first, second = answers
     assert [answer.external_tokens for answer in first] == [0, 0]
     assert [answer.external_tokens for answer in second] == [256, 384]
+
+
+def test_the_cache_lies_under_the_users_cache_directory(
+    runs: Runs, answers: tuple[tuple[Answer, ...], tuple[Answer, ...]]
+) -> None:
+    assert len(objects.objects(runs.directory / ".cache" / "ucm")) == 12
 
 
 def test_tokens_are_right(runs: Runs, answers: tuple[tuple[Answer, ...], tuple[Answer, ...]]) -> None:
