@@ -19,8 +19,8 @@ from vllm.v1.request import Request
 
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.identity import ModelIdentity
+from ucm_core.spec.model import Model
 from ucm_vllm.engine_cache import EngineCache
-from ucm_vllm.identity_from_engine import EngineModel
 from ucm_vllm.layout_from_engine import Backend
 from ucm_vllm.metadata import StepPlan
 from ucm_vllm.scheduler_half import SchedulerHalf
@@ -50,7 +50,7 @@ def settings(root: Path) -> CacheConfig:
     return CacheConfig(root=root, ring_bytes="64MiB", disk_bytes="1GiB")
 
 
-def model_of(model: TinyModel) -> EngineModel:
+def model_of(model: TinyModel) -> Model:
     identity = ModelIdentity(
         config="{}",
         weights=None,
@@ -59,7 +59,7 @@ def model_of(model: TinyModel) -> EngineModel:
         kv_dtype=model.dtype,
         table=model.table.digest.hex(),
     )
-    return EngineModel(Path("nowhere"), model.table, identity)
+    return Model(Path("nowhere"), model.table, identity)
 
 
 def memory(model: TinyModel, fill: str) -> dict[str, torch.Tensor]:

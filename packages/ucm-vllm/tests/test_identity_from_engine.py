@@ -11,7 +11,8 @@ import pytest
 
 from ucm_core.errors import ConfigError, IdentityError, SpecError
 from ucm_core.ops.config import CacheConfig
-from ucm_vllm.identity_from_engine import EngineModel, engine_model, refuse_parallelism
+from ucm_core.spec.model import Model
+from ucm_vllm.identity_from_engine import engine_model, refuse_parallelism
 
 CONFIG = {
     "model_type": "llama",
@@ -47,7 +48,7 @@ def group(dtype: str = "torch.bfloat16") -> Any:
     return SimpleNamespace(kv_cache_spec=SimpleNamespace(dtype=dtype))
 
 
-def identify(vllm_config: Any, groups: list[Any] | None = None, **settings: Any) -> EngineModel:
+def identify(vllm_config: Any, groups: list[Any] | None = None, **settings: Any) -> Model:
     return engine_model(vllm_config, groups or [group()], config=CacheConfig(**settings))
 
 

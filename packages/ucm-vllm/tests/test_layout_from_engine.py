@@ -11,9 +11,10 @@ torch = pytest.importorskip("torch")
 
 from ucm_core.errors import LayoutError  # noqa: E402
 from ucm_core.flow.copy import EngineBlocks  # noqa: E402
+from ucm_core.spec.layout import block_pieces  # noqa: E402
 from ucm_core.spec.table import Part, RowKind, SpecRow, SpecTable  # noqa: E402
 from ucm_core.store.geometry import Geometry  # noqa: E402
-from ucm_vllm.block_tables import block_pieces, state_pieces  # noqa: E402
+from ucm_vllm.block_tables import state_pieces  # noqa: E402
 from ucm_vllm.layout_from_engine import Backend, build_layouts  # noqa: E402
 from ucm_vllm.spec_from_engine import RowGroup  # noqa: E402
 
@@ -81,7 +82,7 @@ def test_what_vllms_kernel_wrote_is_read_as_written(dtype: Any, dim: int) -> Non
     row = attention_row(str(dtype).removeprefix("torch."), dim)
     layout = layout_of(row, cache, Backend("CPU_ATTN", isa))
     payloads = gathered(
-        row, layout, block_pieces(np.array([0, 64, 128]), BLOCK, table=[4, 2], page_tokens=PAGE), 3
+        row, layout, block_pieces(np.array([0, 64, 128]), BLOCK, page_ids=[4, 2], page_tokens=PAGE), 3
     )
     for block, payload in enumerate(payloads):
         tokens = slice(block * BLOCK, (block + 1) * BLOCK)
@@ -98,9 +99,9 @@ def test_k_is_transposed_and_v_is_not() -> None:
     flat[3, :, 1] = v.reshape(HEADS, -1)
     row = attention_row()
     layout = layout_of(row, cache, ATTENTION)
-    (payload,) = gathered(row, layout, block_pieces(np.array([64]), BLOCK, table=[9, 3], page_tokens=64), 1)[
-        :1
-    ]
+    (payload,) = gathered(
+        row, layout, block_pieces(np.array([64]), BLOCK, page_ids=[9, 3], page_tokens=64), 1
+    )[:1]
     assert torch.equal(part(row, payload, "k", torch.float32), k.transpose(0, 1)[:BLOCK])
     assert torch.equal(part(row, payload, "v", torch.float32), v.transpose(0, 1)[:BLOCK])
 
@@ -109,7 +110,7 @@ def test_a_scatter_gives_back_what_was_gathered_and_touches_nothing_else() -> No
     cache = torch.randn(PAGES, HEADS, PAGE, 2 * DIM)
     row = attention_row()
     layout = layout_of(row, cache, ATTENTION)
-    pieces = block_pieces(np.array([64]), BLOCK, table=[4], page_tokens=PAGE)
+    pieces = block_pieces(np.array([64]), BLOCK, page_ids=[4], page_tokens=PAGE)
     payloads = gathered(row, layout, pieces, 1)
     other = cache.clone()
     other[4, :, :] = 0
@@ -117,7 +118,7 @@ def test_a_scatter_gives_back_what_was_gathered_and_touches_nothing_else() -> No
     again = gathered(row, layout_of(row, other, ATTENTION), pieces, 1)
     assert (again == payloads).all()
     assert torch.equal(other[[0, 1, 2, 3, 5]], cache[[0, 1, 2, 3, 5]])
-    first_half = block_pieces(np.array([0]), BLOCK, table=[4], page_tokens=PAGE)
+    first_half = block_pieces(np.array([0]), BLOCK, page_ids=[4], page_tokens=PAGE)
     assert not gathered(row, layout_of(row, other, ATTENTION), first_half, 1).any()
 
 
@@ -126,7 +127,7 @@ def test_mla_is_latent_then_rope_per_token() -> None:
     row = mla_row()
     layout = layout_of(row, cache, MLA, page=16)
     (payload,) = gathered(
-        row, layout, block_pieces(np.array([0]), BLOCK, table=[5, 1, 7, 2], page_tokens=16), 1
+        row, layout, block_pieces(np.array([0]), BLOCK, page_ids=[5, 1, 7, 2], page_tokens=16), 1
     )
     tokens = torch.cat([cache[page, 0] for page in (5, 1, 7, 2)])
     assert torch.equal(part(row, payload, "latent", torch.float32), tokens[:, :512])

@@ -12,9 +12,9 @@ from ucm_core.errors import ConfigError, IdentityError, UcmError
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.checkpoint import WeightDigester
 from ucm_core.spec.identity import ModelIdentity
+from ucm_core.spec.model import Model
 from ucm_core.store.stack import plan_rows
 from ucm_vllm import border
-from ucm_vllm.identity_from_engine import EngineModel
 
 START_WAIT_S = 10.0
 """How long the engine's start may wait for the weights' digest; it goes on beside the start then."""
@@ -35,7 +35,7 @@ class EngineCache:
 
     def __init__(
         self,
-        model: EngineModel,
+        model: Model,
         config: CacheConfig,
         *,
         start_wait_s: float = START_WAIT_S,

@@ -8,17 +8,13 @@ the same computation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ucm_core.errors import ConfigError, IdentityError
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.checkpoint import read_config
-from ucm_core.spec.encoding import canonical_json
-from ucm_core.spec.identity import ModelIdentity
-from ucm_core.spec.presets import canonical_table
-from ucm_core.spec.table import SpecTable
+from ucm_core.spec.model import Model, Resolved, read_model
 
 READABLE_LOAD_FORMATS = ("auto", "hf", "safetensors", "fastsafetensors")
 """Load formats whose weights are the checkpoint's safetensors files, byte for byte."""
@@ -27,55 +23,21 @@ LENGTH_DEPENDENT_ROPES = ("longrope", "su", "dynamic")
 """Rope types whose values depend on the engine's max_model_len, which therefore enters the config."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedDtypes:
-    """What vLLM made of "auto"."""
-
-    compute: str
-    kv: str
-    states: tuple[tuple[str, str], ...]
-    """(part name, dtype) of the state rows; empty without any."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineModel:
-    """The model that the engine runs: everything but its weights' digest."""
-
-    directory: Path
-    """The checkpoint, whose safetensors files are digested later."""
-    table: SpecTable
-    identity: ModelIdentity
-    """``weights`` is None, so it is not known yet."""
-
-
-def engine_model(vllm_config: Any, groups: Iterable[Any], *, config: CacheConfig) -> EngineModel:
+def engine_model(vllm_config: Any, groups: Iterable[Any], *, config: CacheConfig) -> Model:
     """Table and identity of the engine's model; IdentityError when it cannot be identified for certain."""
-    directory = checkpoint_directory(vllm_config)
-    merged = read_config(directory, overrides_of(vllm_config))
-    length = _length_override(vllm_config, merged)
-    if length:
-        merged = read_config(directory, {**overrides_of(vllm_config), **length})
-    dtypes = resolved_dtypes(vllm_config, groups)
-    table = canonical_table(
-        merged,
+    directory, overrides = checkpoint_directory(vllm_config), overrides_of(vllm_config)
+    merged = read_config(directory, overrides)
+    kv_dtype, state_dtypes = cache_dtypes(vllm_config, groups)
+    resolved = Resolved(
+        compute_dtype=_dtype_name(vllm_config.model_config.dtype),
+        kv_dtype=kv_dtype,
+        state_dtypes=state_dtypes,
+        quantisation=quantisation_of(vllm_config, merged),
+        run_options=run_options_of(vllm_config),
         grain_tokens=config.grain_tokens,
-        kv_dtype=dtypes.kv,
-        state_dtypes=dict(dtypes.states),
         block_tokens=config.block_tokens,
     )
-    identity = ModelIdentity(
-        config=canonical_json(merged),
-        weights=None,
-        revision=None,
-        compute_dtype=dtypes.compute,
-        kv_dtype=dtypes.kv,
-        state_dtypes=dtypes.states,
-        quantisation=canonical_json(quantisation_of(vllm_config, merged) or None),
-        run_options=canonical_json(run_options_of(vllm_config) or None),
-        grain_tokens=config.grain_tokens,
-        table=table.digest.hex(),
-    )
-    return EngineModel(directory, table, identity)
+    return read_model(directory, resolved, overrides={**overrides, **_length_override(vllm_config, merged)})
 
 
 def checkpoint_directory(vllm_config: Any) -> Path:
@@ -107,10 +69,9 @@ def overrides_of(vllm_config: Any) -> dict[str, Any]:
     return dict(overrides or {})
 
 
-def resolved_dtypes(vllm_config: Any, groups: Iterable[Any]) -> ResolvedDtypes:
-    """Compute, KV and state dtypes; the latter two as vLLM's own KV cache specs say."""
-    compute = _dtype_name(vllm_config.model_config.dtype)
-    kv, states = compute, tuple[str, ...]()
+def cache_dtypes(vllm_config: Any, groups: Iterable[Any]) -> tuple[str, dict[str, str]]:
+    """KV dtype and state dtypes ("conv", "ssm"), resolved, as vLLM's own KV cache specs say."""
+    kv, states = _dtype_name(vllm_config.model_config.dtype), tuple[str, ...]()
     for group in groups:
         spec = group.kv_cache_spec
         for own in getattr(spec, "kv_cache_specs", {"": spec}).values():
@@ -118,7 +79,7 @@ def resolved_dtypes(vllm_config: Any, groups: Iterable[Any]) -> ResolvedDtypes:
                 states = tuple(map(_dtype_name, own.dtypes))
             elif hasattr(own, "dtype"):
                 kv = _dtype_name(own.dtype)
-    return ResolvedDtypes(compute, kv, tuple(zip(("conv", "ssm"), states, strict=False)))
+    return kv, dict(zip(("conv", "ssm"), states, strict=False))
 
 
 def quantisation_of(vllm_config: Any, merged: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ucm_core.coordinator.coordinator import Verdict
+from ucm_core.spec.layout import block_pieces
 from ucm_core.spec.table import SpecRow
-from ucm_vllm.block_tables import NULL_PAGE, block_pieces, held, of_payloads, state_pieces, whole
+from ucm_vllm.block_tables import NULL_PAGE, held, of_payloads, state_pieces, whole
 from ucm_vllm.metadata import Int64s, Keys, RowTransfer
 from ucm_vllm.spec_from_engine import EngineSpec, RowGroup
 
@@ -87,15 +88,10 @@ class TransferPlanner:
     def _pieces(
         self, row: SpecRow, blocks: Int64s, tables: Tables, *, from_token: int = 0
     ) -> list[tuple[int, Int64s]]:
-        first_tokens = blocks * row.block_tokens
+        first, size = blocks * row.block_tokens, row.block_tokens
         return [
-            (
-                group.index,
-                block_pieces(
-                    first_tokens, row.block_tokens, table=tables[group.index], page_tokens=group.page_tokens,
-                    from_token=from_token,
-                ),
-            )
+            (group.index, block_pieces(first, size, page_ids=tables[group.index],
+                                       page_tokens=group.page_tokens, from_token=from_token))
             for group in self._spec.rows[row.name]
         ]  # fmt: skip
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ucm_core.errors import LayoutError
 
-__all__ = ["PART_COLUMNS", "PIECE_COLUMNS", "EngineLayout", "PartLayout"]
+__all__ = ["ABSENT_PAGE", "PART_COLUMNS", "PIECE_COLUMNS", "EngineLayout", "PartLayout", "block_pieces"]
 
 PART_COLUMNS = (
     "base",
@@ -31,7 +31,10 @@ PART_COLUMNS = (
 """Columns of ``EngineLayout.table``."""
 
 PIECE_COLUMNS = ("payload_index", "token_in_block", "page_id", "token_in_page", "token_count")
-"""Columns of ``EngineLayout.pieces``."""
+"""Columns of what ``block_pieces`` returns."""
+
+ABSENT_PAGE = 0
+"""The page of tokens that an engine does not keep. Engines reserve page 0 and never give it to a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,43 +99,43 @@ class EngineLayout:
         """``int64[parts, 9]`` for the native call, see PART_COLUMNS."""
         return np.array([astuple(part) for part in self.parts], np.int64)
 
-    def pieces(
-        self,
-        block_begin_token: int,
-        block_tokens: int,
-        *,
-        page_ids: Sequence[int] | npt.NDArray[np.integer],
-        from_token: int = 0,
-        block_count: int = 1,
-    ) -> npt.NDArray[np.int64]:
-        """Cut ``block_count`` consecutive blocks into pieces that each lie in one block and one page.
 
-        ``page_ids[i]`` holds the request's tokens ``[i*page_tokens, (i+1)*page_tokens)``. Tokens before
-        ``from_token`` (a position in the request) are left out: what the engine holds is never written over.
-        Returns ``int64[pieces, 5]``, see PIECE_COLUMNS; ``payload_index`` counts the blocks from 0.
-        Raises LayoutError when a page is missing.
-        """
-        begin = max(block_begin_token, from_token)
-        end = block_begin_token + block_count * block_tokens
-        self._check_range(block_begin_token, block_tokens, -(-end // self.page_tokens), len(page_ids))
-        if begin >= end:
-            return np.empty((0, len(PIECE_COLUMNS)), np.int64)
-        # Every piece is [starts[i], ends[i]); cuts are page edges, block edges and the two outer ends.
-        page_edges = np.arange(begin // self.page_tokens + 1, -(-end // self.page_tokens)) * self.page_tokens
-        block_edges = np.arange(block_begin_token, end, block_tokens)
-        starts = np.unique(np.concatenate([[begin], page_edges, block_edges[block_edges > begin]])).astype(
-            np.int64
-        )
-        ends = np.append(starts[1:], end)
-        index, token_in_block = np.divmod(starts - block_begin_token, block_tokens)
-        page, token_in_page = np.divmod(starts, self.page_tokens)
-        ids = np.asarray(page_ids, np.int64)[page]
-        return np.stack([index, token_in_block, ids, token_in_page, ends - starts], axis=1)
+def block_pieces(
+    first_tokens: npt.NDArray[np.int64],
+    block_tokens: int,
+    *,
+    page_ids: Sequence[int],
+    page_tokens: int,
+    from_token: int = 0,
+) -> npt.NDArray[np.int64]:
+    """Cut blocks into pieces that lie in one block and one page: ``int64[pieces, 5]``, see PIECE_COLUMNS.
 
-    def _check_range(self, begin: int, block_tokens: int, pages_needed: int, pages: int) -> None:
-        if begin < 0 or block_tokens < 1:
-            raise LayoutError(f"a block begins at a token and holds some, got {begin} and {block_tokens}")
-        if pages_needed > pages:
-            raise LayoutError(
-                f"the blocks from token {begin} need {pages_needed} pages of the request, it has {pages}"
-            )
+    Payload ``i`` is the block of the request's tokens ``[first_tokens[i], first_tokens[i] + block_tokens)``;
+    ``page_ids[k]`` holds ``[k*page_tokens, (k+1)*page_tokens)``. Tokens below ``from_token`` (a position in
+    the request) are left out: what the engine holds is never written over. Pages past the end of ``page_ids``
+    are ABSENT_PAGE; so may be some of ``page_ids``, and the caller leaves their pieces out.
+
+    >>> block_pieces(np.array([64]), 64, page_ids=[7, 8, 9], page_tokens=48, from_token=80).tolist()
+    [[0, 16, 8, 32, 16], [0, 32, 9, 0, 32]]
+    """
+    ends = (first_tokens + block_tokens)[:, None]
+    lows = np.maximum(first_tokens, from_token)[:, None]
+    # a block overlaps at most this many pages; pages that it does not reach come out empty below
+    page = lows // page_tokens + np.arange(block_tokens // page_tokens + 2)
+    low = np.maximum(page * page_tokens, lows)
+    high = np.minimum((page + 1) * page_tokens, ends)
+    payload = np.broadcast_to(np.arange(len(first_tokens))[:, None], page.shape)
+    ids = _ids(page_ids, page)
+    rows = np.stack(
+        [payload, low - first_tokens[:, None], ids, low - page * page_tokens, high - low], axis=-1
+    )
+    pieces: npt.NDArray[np.int64] = np.ascontiguousarray(rows[high > low].astype(np.int64))
+    return pieces
+
+
+def _ids(page_ids: Sequence[int], page: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    known = np.asarray(page_ids if len(page_ids) else [ABSENT_PAGE], dtype=np.int64)
+    found: npt.NDArray[np.int64] = np.where(
+        page < len(page_ids), known[np.minimum(page, len(known) - 1)], ABSENT_PAGE
+    )
+    return found
