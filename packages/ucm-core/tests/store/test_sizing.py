@@ -14,6 +14,7 @@ from ucm_core.store.sizing import (
     MAX_SLOTS,
     MIN_SLOTS,
     RingDemand,
+    check_ring_bytes,
     default_ring_bytes,
     memory_bytes,
     ring_slots,
@@ -58,21 +59,69 @@ def test_without_a_budget_small_memory_is_no_error(monkeypatch: pytest.MonkeyPat
     assert ring_slots({"large": RingDemand(1 << 30, 64)}, None) == {"large": MIN_SLOTS}
 
 
-def test_the_default_is_a_tenth_of_memory_and_half_of_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing.shutil, "disk_usage", lambda _: sizing.shutil._ntuple_diskusage(100, 40, 60))
-    assert default_ring_bytes() == 30
+GIB = 1 << 30
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A system of 100 GiB, with room everywhere; tests write its files."""
+    monkeypatch.setattr(sizing, "_machine_bytes", lambda: 100 * GIB)
     monkeypatch.setattr(
         sizing.shutil, "disk_usage", lambda _: sizing.shutil._ntuple_diskusage(2**60, 0, 2**60)
     )
-    assert default_ring_bytes() == int(0.1 * memory_bytes())
+    monkeypatch.setattr(sizing, "_MEMORY_INFO", tmp_path / "meminfo")
+    for name in ("_CGROUP_LIMITS", "_CGROUP_USES"):
+        paths = tuple(tmp_path / path.relative_to(sizing._GROUPS) for path in getattr(sizing, name))
+        monkeypatch.setattr(sizing, name, paths)
+    (tmp_path / "memory").mkdir()
+    return tmp_path
 
 
-@pytest.mark.parametrize(("text", "limited"), [("4096\n", True), ("max\n", False)])
-def test_a_control_group_limits_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, limited: bool
+def test_the_default_is_a_tenth_of_memory(system: Path) -> None:
+    assert default_ring_bytes() == 10 * GIB
+
+
+def test_the_default_is_at_most_half_of_the_shared_memory(
+    system: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "memory.max").write_text(text)
-    monkeypatch.setattr(sizing, "_CGROUP_LIMIT", tmp_path / "memory.max")
-    assert (memory_bytes() == 4096) is limited
-    monkeypatch.setattr(sizing, "_CGROUP_LIMIT", tmp_path / "none")
-    assert memory_bytes() > 4096
+    monkeypatch.setattr(sizing.shutil, "disk_usage", lambda _: sizing.shutil._ntuple_diskusage(100, 40, 60))
+    assert default_ring_bytes() == 30
+
+
+def test_without_shared_memory_there_is_a_default(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(sizing, "_SHARED_MEMORY", str(system / "nowhere"))
+    assert 0 < default_ring_bytes() <= int(0.1 * memory_bytes())
+
+
+def test_a_machine_that_is_nearly_full_is_left_alone(system: Path) -> None:
+    (system / "meminfo").write_text("MemTotal: 104857600 kB\nMemAvailable: 4194304 kB\n")
+    assert default_ring_bytes() == 2 * GIB
+
+
+@pytest.mark.parametrize(
+    ("limit", "use", "stat"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_a_control_group_limits_memory(system: Path, limit: str, use: str, stat: str) -> None:
+    (system / limit).write_text(f"{20 * GIB}\n")
+    assert (memory_bytes(), default_ring_bytes()) == (20 * GIB, 2 * GIB)
+    (system / use).write_text(f"{19 * GIB}\n")
+    assert default_ring_bytes() == GIB // 2
+    (system / use).with_name("memory.stat").write_text(f"anon 1\n{stat} {GIB}\n")
+    assert default_ring_bytes() == GIB
+
+
+def test_a_control_group_without_a_limit_limits_nothing(system: Path) -> None:
+    (system / "memory.max").write_text("max\n")
+    (system / "memory.current").write_text(f"{99 * GIB}\n")
+    assert default_ring_bytes() == 10 * GIB
+
+
+def test_more_than_the_memory_is_refused_with_both_numbers(system: Path) -> None:
+    check_ring_bytes(100 * GIB)
+    with pytest.raises(ConfigError, match=rf"ring_bytes = {101 * GIB} is more than the {100 * GIB} bytes"):
+        check_ring_bytes(101 * GIB)

@@ -40,7 +40,7 @@ class CacheConfig(BaseModel):
     root: Path = Field(default_factory=default_root)
     """Directory of the cache; made when missing."""
     ring_bytes: Size | None = None
-    """Shared memory of all rows of a namespace; None = 10 % of RAM, at most half the free /dev/shm."""
+    """Shared memory of all rows of a namespace; None = 10 % of RAM, at most half of what is free."""
     disk_bytes: Size | None = None
     """Bound of all files under the root; None = 100 GB, at most half of what the disk could give."""
     grain_tokens: Annotated[int, Field(gt=0, le=MAX_GRAIN_TOKENS)] = 64

@@ -1,8 +1,8 @@
 """How much shared memory each row's ring gets.
 
-The budget is the user's, or 10 % of the memory that this process may use, at most half of what ``/dev/shm``
-has left. Every row gets `MIN_SLOTS`; the rest is split by bytes per token, so that all rows hold about as
-many tokens.
+The budget is the user's, or 10 % of the memory that this process may use, at most half of what is available
+of it now and half of what ``/dev/shm`` has left: a ring takes its memory when it is opened. Every row gets
+`MIN_SLOTS`; the rest is split by bytes per token, so that all rows hold about as many tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ RAM_FRACTION = 0.1
 SLOT_OVERHEAD_BYTES = 512
 """State, key, index and reference counters of one slot, rounded up."""
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_UNBOUNDED = 1 << 62
+_MEMORY_INFO = Path("/proc/meminfo")
+_GROUPS = Path("/sys/fs/cgroup")
+_CGROUP_LIMITS = (_GROUPS / "memory.max", _GROUPS / "memory/memory.limit_in_bytes")  # versions 2 and 1
+_CGROUP_USES = (_GROUPS / "memory.current", _GROUPS / "memory/memory.usage_in_bytes")
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the one place where shared memory is
 
 
@@ -69,14 +73,59 @@ def ring_slots(demands: Mapping[str, RingDemand], ring_bytes: int | None) -> dic
 
 def default_ring_bytes() -> int:
     """The budget when the user gives none."""
-    return min(int(RAM_FRACTION * memory_bytes()), shutil.disk_usage(_SHARED_MEMORY).free // 2)
+    return min(int(RAM_FRACTION * memory_bytes()), available_bytes() // 2, _shared_bytes() // 2)
+
+
+def check_ring_bytes(ring_bytes: int) -> None:
+    """Raise `ConfigError` for more than this process may use: the system would end it instead of refusing."""
+    if ring_bytes > memory_bytes():
+        raise ConfigError(
+            f"ring_bytes = {ring_bytes} is more than the {memory_bytes()} bytes of memory that there are;"
+            " give less, or leave it out"
+        )
 
 
 def memory_bytes() -> int:
     """Memory that this process may use: the machine's, or its control group's where that is less."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(_machine_bytes(), *map(_read_number, _CGROUP_LIMITS))
+
+
+def available_bytes() -> int:
+    """Memory that can be taken now without pushing anybody out, as the kernel estimates it."""
+    lines = (line.split() for line in _read(_MEMORY_INFO).splitlines())
+    machine = [int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:"]
+    groups = (
+        _read_number(limit) - _read_number(use, absent=0) + _reclaimable(use.with_name("memory.stat"))
+        for limit, use in zip(_CGROUP_LIMITS, _CGROUP_USES, strict=True)
+    )
+    return max(0, min(*machine, _machine_bytes(), *groups))
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _shared_bytes() -> int:
+    """What ``/dev/shm`` has left; without one a ring is private memory, and nothing bounds it here."""
     try:
-        limit = _CGROUP_LIMIT.read_text(encoding="ascii").strip()
+        return shutil.disk_usage(_SHARED_MEMORY).free
     except OSError:
-        return machine
-    return min(machine, int(limit)) if limit.isdecimal() else machine
+        return _UNBOUNDED
+
+
+def _reclaimable(path: Path) -> int:
+    """Bytes of files that a control group could give up at once: they count as used, but stop nobody."""
+    lines = (line.split() for line in _read(path).splitlines())
+    return sum(int(words[1]) for words in lines if words[0] in {"inactive_file", "total_inactive_file"})
+
+
+def _read_number(path: Path, *, absent: int = _UNBOUNDED) -> int:
+    text = _read(path).strip()
+    return int(text) if text.isdecimal() else absent
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        return ""

@@ -20,7 +20,7 @@ from ucm_core.store.geometry import Geometry
 from ucm_core.store.pool import IoPool
 from ucm_core.store.ring import Ring
 from ucm_core.store.root import CacheRoot, Namespace
-from ucm_core.store.sizing import RingDemand, ring_slots
+from ucm_core.store.sizing import RingDemand, check_ring_bytes, ring_slots
 from ucm_core.store.tiers import Room, StoreLimits, Tiers
 
 _log = logging.getLogger(__name__)
@@ -50,9 +50,11 @@ class StoreParts:
 def plan_rows(table: SpecTable, ring_bytes: int | None) -> dict[str, RowPlan]:
     """One plan for every row that is cached; touches nothing.
 
-    Raises `ucm_core.ConfigError` when ``ring_bytes`` is too small, `ucm_core.SpecError` when an object would
-    have more shards than a header has room for.
+    Raises `ucm_core.ConfigError` when ``ring_bytes`` is too small or more than all memory,
+    `ucm_core.SpecError` when an object is too large or would have more shards than a header has room for.
     """
+    if ring_bytes is not None:
+        check_ring_bytes(ring_bytes)
     rows = [row for row in table.rows if row.kind is not RowKind.NONE]
     shapes = {row.name: Geometry.of_row(row) for row in rows}
     demands = {row.name: RingDemand(shapes[row.name].payload_bytes, _tokens(row)) for row in rows}
