@@ -1,12 +1,15 @@
-"""What a verdict costs: 1000 present blocks looked up in the ring: against a dictionary and a limit."""
+"""What a verdict over 1000 present blocks costs, and the lookup in the ring that it rests on."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.frame import Figure, side_by_side, within
+from ucm_core import Cache, CacheConfig, ModelIdentity, canonical_table
 from ucm_core.store.ring import Ring
 
 BLOCKS = 1000
@@ -14,7 +17,45 @@ RESIDENT = 50_000
 ALLOWED_S = 1e-3
 
 
+LAYERS_OF_BOTH_KINDS = {
+    "model_type": "gpt_oss", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 1,
+    "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+
+
 def figures() -> Iterator[Figure]:
+    """Yield the verdict, then its parts."""
+    with tempfile.TemporaryDirectory() as root:
+        yield whole_verdict(Path(root))
+    yield from ring_calls()
+
+
+def whole_verdict(root: Path) -> Figure:
+    """A request of 1000 blocks, all in the ring, under full and sliding-window attention."""
+    table = canonical_table(LAYERS_OF_BOTH_KINDS, kv_dtype="bfloat16")
+    identity = ModelIdentity(
+        config="{}", weights="5a" * 32, revision=None,
+        compute_dtype="bfloat16", kv_dtype="bfloat16", table=table.digest.hex(),
+    )  # fmt: skip
+    with Cache.open(CacheConfig(root=root, ring_bytes=1 << 26), table, identity=identity) as cache:
+        chain = cache.chain(range(BLOCKS * table.grain_tokens))
+        payloads = {
+            row.name: np.zeros((BLOCKS, len(row.units), row.unit_bytes), np.uint8) for row in table.rows
+        }
+        cache.save(chain, payloads).wait_durable()
+        asked = chain.token_count + 1
+        in_ring = [store.statistics().ring for store in cache.stores.values()]
+        assert all(ring is not None and ring.ready == BLOCKS for ring in in_ring)
+        assert cache.resolve(chain, request_tokens=asked).hit.resume_tokens == chain.token_count
+        return within(
+            f"verdict over {BLOCKS} blocks in the ring",
+            lambda: cache.resolve(chain, request_tokens=asked),
+            limit_s=ALLOWED_S,
+        )
+
+
+def ring_calls() -> Iterator[Figure]:
     """Yield lookup and pin of 1000 blocks out of a ring that is far larger than the processor's caches."""
     random = np.random.default_rng(0)
     keys = random.integers(0, 256, (RESIDENT, 32), dtype=np.uint8)
