@@ -64,7 +64,7 @@ struct ObjectFormat {
 // "<folder>/<file>" below the row's directory.  Two plain components and nothing else, so that a name can
 // never leave the directory.
 struct ObjectName {
-  std::string path, folder;
+  std::string path, folder, file;
 
   static bool plain(const std::string &component) {
     return !component.empty() && component != "." && component != ".." &&
@@ -74,8 +74,8 @@ struct ObjectName {
   static bool parse(const std::string &text, ObjectName &name) {
     const std::size_t slash = text.find('/');
     if (slash == std::string::npos) return false;
-    name = {text, text.substr(0, slash)};
-    return plain(name.folder) && plain(text.substr(slash + 1));
+    name = {text, text.substr(0, slash), text.substr(slash + 1)};
+    return plain(name.folder) && plain(name.file);
   }
 };
 
@@ -105,6 +105,12 @@ class Descriptor {
 
 inline Descriptor open_directory(const char *path) {
   return Descriptor(::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+
+// A folder of objects, for calls relative to it.  A link in its place is not followed: it could lead anywhere.
+inline Descriptor open_folder(int directory, const ObjectName &name) {
+  return Descriptor(
+      ::openat(directory, name.folder.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 }
 
 struct PageDeleter {
@@ -188,10 +194,13 @@ inline std::int32_t check_object(const HeaderPage &header, const ObjectFormat &f
 }
 
 // Opens for reading without following a link at the end and without hanging on a pipe.
-inline Descriptor open_object(int directory, const char *path, bool direct) {
+inline Descriptor open_object(int directory, const ObjectName &name, bool direct) {
+  const Descriptor folder = open_folder(directory, name);
+  if (!folder.valid()) return Descriptor();
   const int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
-  Descriptor file(::openat(directory, path, flags | (direct ? O_DIRECT : 0)));
-  if (!file.valid() && direct && errno == EINVAL) file = Descriptor(::openat(directory, path, flags));
+  const char *const path = name.file.c_str();
+  Descriptor file(::openat(folder.number(), path, flags | (direct ? O_DIRECT : 0)));
+  if (!file.valid() && direct && errno == EINVAL) file = Descriptor(::openat(folder.number(), path, flags));
   return file;
 }
 
@@ -209,8 +218,7 @@ inline std::int32_t open_failure(int error) {
 inline std::int32_t read_object(int directory, const ObjectName &name, const unsigned char *key,
                                 const ObjectFormat &format, HeaderPage *header, void *payload,
                                 bool direct) {
-  const Descriptor file =
-      open_object(directory, name.path.c_str(), direct && page_aligned(payload));
+  const Descriptor file = open_object(directory, name, direct && page_aligned(payload));
   if (!file.valid()) return open_failure(errno);
   struct stat status;
   if (::fstat(file.number(), &status) != 0) return -errno;
@@ -222,25 +230,24 @@ inline std::int32_t read_object(int directory, const ObjectName &name, const uns
   return failure != 0 ? failure : check_object(*header, format, key, payload);
 }
 
-// Creates the temporary, and its folder on the first write into it.  Invalid, with errno, on failure.
-inline Descriptor create_temporary(int directory, const ObjectName &name, const char *path, bool direct) {
-  int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | (direct ? O_DIRECT : 0);
-  Descriptor file;
-  // One try fails for want of the folder, one for O_DIRECT, in either order.
-  for (int tries = 0; tries < 3; ++tries) {
-    file = Descriptor(::openat(directory, path, flags, 0666));
-    if (file.valid()) break;
-    if (errno == ENOENT) {
-      if (::mkdirat(directory, name.folder.c_str(), 0777) != 0 && errno != EEXIST) break;
-      errno = ENOENT;
-    } else if (errno == EINVAL && (flags & O_DIRECT)) {
-      // A file system that refuses O_DIRECT does so after it has created the file.
-      ::unlinkat(directory, path, 0);
-      flags &= ~O_DIRECT;
-      errno = EINVAL;
-    } else {
-      break;
-    }
+// The folder, made on the first write into it.  Invalid, with errno, on failure.
+inline Descriptor make_folder(int directory, const ObjectName &name) {
+  Descriptor folder = open_folder(directory, name);
+  if (!folder.valid() && errno == ENOENT) {
+    if (::mkdirat(directory, name.folder.c_str(), 0777) != 0 && errno != EEXIST) return folder;
+    folder = open_folder(directory, name);
+  }
+  return folder;
+}
+
+// Creates the temporary.  Invalid, with errno, on failure.
+inline Descriptor create_temporary(int folder, const char *path, bool direct) {
+  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  Descriptor file(::openat(folder, path, flags | (direct ? O_DIRECT : 0), 0666));
+  if (!file.valid() && direct && errno == EINVAL) {
+    // A file system that refuses O_DIRECT does so after it has created the file.
+    ::unlinkat(folder, path, 0);
+    file = Descriptor(::openat(folder, path, flags, 0666));
   }
   return file;
 }
@@ -257,19 +264,21 @@ inline std::int32_t fill_file(Descriptor &file, HeaderPage *header, void *payloa
 inline std::int32_t write_object(int directory, const ObjectName &name, const std::string &temporary,
                                  const unsigned char *key, const ObjectFormat &format,
                                  HeaderPage *header, void *payload, bool direct, bool sync) {
-  const std::string path = name.folder + "/" + temporary;
   fill_header(*header, format, key, payload);
-  Descriptor file = create_temporary(directory, name, path.c_str(), direct && page_aligned(payload));
+  const Descriptor folder = make_folder(directory, name);
+  if (!folder.valid()) return -errno;
+  const char *const path = temporary.c_str();
+  Descriptor file = create_temporary(folder.number(), path, direct && page_aligned(payload));
   if (!file.valid()) return -errno;
   std::int32_t failure = fill_file(file, header, payload, format.payload_bytes(), sync);
-  if (failure == 0 && ::renameat(directory, path.c_str(), directory, name.path.c_str()) != 0)
+  if (failure == 0 && ::renameat(folder.number(), path, folder.number(), name.file.c_str()) != 0)
     failure = -errno;
-  if (failure != 0) ::unlinkat(directory, path.c_str(), 0);
+  if (failure != 0) ::unlinkat(folder.number(), path, 0);
   return failure;
 }
 
 inline std::int32_t sync_folder(int directory, const char *folder) {
-  const Descriptor opened(::openat(directory, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Descriptor opened(::openat(directory, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   return opened.valid() && ::fsync(opened.number()) == 0 ? 0 : -errno;
 }
 
@@ -318,13 +327,21 @@ inline void write_objects(const char *path, const ObjectBatch &batch,
   if (sync && failure == 0) sync_folders(directory.number(), batch.names, results);
 }
 
+// Whether calls by path stay below `directory`: the folder is there and is no link.  Cheaper than to
+// open it, and good enough where a wrong answer becomes a miss at the next read.
+inline bool stays_inside(int directory, const ObjectName &name) {
+  struct stat status;
+  return ::fstatat(directory, name.folder.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+         S_ISDIR(status.st_mode);
+}
+
 // 1 where a regular file of exactly `object_bytes` bears the name.
 inline void stat_objects(const char *path, const std::vector<ObjectName> &names, std::uint64_t object_bytes,
                          std::uint8_t *present) {
   const Descriptor directory = open_directory(path);
   for (std::size_t n = 0; n < names.size(); ++n) {
     struct stat status;
-    present[n] = directory.valid() &&
+    present[n] = directory.valid() && stays_inside(directory.number(), names[n]) &&
                  ::fstatat(directory.number(), names[n].path.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
                  S_ISREG(status.st_mode) && static_cast<std::uint64_t>(status.st_size) == object_bytes;
   }
@@ -334,8 +351,8 @@ inline void stat_objects(const char *path, const std::vector<ObjectName> &names,
 inline void touch_objects(const char *path, const std::vector<ObjectName> &names, std::uint8_t *touched) {
   const Descriptor directory = open_directory(path);
   for (std::size_t n = 0; n < names.size(); ++n)
-    touched[n] = directory.valid() && ::utimensat(directory.number(), names[n].path.c_str(), nullptr,
-                                                  AT_SYMLINK_NOFOLLOW) == 0;
+    touched[n] = directory.valid() && stays_inside(directory.number(), names[n]) &&
+                 ::utimensat(directory.number(), names[n].path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 // True when an aligned write and read with O_DIRECT go through in this directory.  The file is removed.

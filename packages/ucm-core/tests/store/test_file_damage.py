@@ -227,3 +227,19 @@ def test_payload_of_a_neighbour_is_untouched_by_a_failed_read(shelf):
     assert codes.tolist() == [OK, CORRUPT, OK]
     expected = Payloads(3).bytes
     np.testing.assert_array_equal(into.bytes[[0, 2]], expected[[0, 2]])
+
+
+def test_a_link_in_a_folders_place_is_a_miss_and_what_is_behind_it_stays(shelf, tmp_path_factory):
+    keys = make_keys(2)
+    assert set(shelf.write(keys)) == {ResultCode.OK}
+    outside = tmp_path_factory.mktemp("outside")
+    for folder in list(shelf.tier.directory.iterdir()):
+        moved = folder.rename(outside / folder.name)
+        folder.symlink_to(moved)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in outside.glob("*/*")}
+    assert not shelf.tier.exist(keys).any()
+    assert set(shelf.read(keys)) == {ResultCode.MISS}
+    assert set(shelf.write(keys)) == {ResultCode.UNAVAILABLE}
+    shelf.tier.touch(keys)
+    assert not shelf.tier.drop(keys).any()
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in outside.glob("*/*")} == before

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import logging
 import os
+import stat
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -186,7 +187,7 @@ class FileTier:
 
     def _remove(self, keys: Keys, reason: str) -> Mask:
         """Remove what bears the names: a file or a link, and a directory only when it is empty."""
-        sizes = [_unlink(self.directory / os.fsdecode(name)) for name in self._names(keys)]
+        sizes = [_unlink(self.directory, os.fsdecode(name)) for name in self._names(keys)]
         removed = np.array([size is not None for size in sizes], dtype=np.bool_)
         metrics.OBJECTS_DROPPED.labels(reason=reason).inc(int(removed.sum()))
         freed = sum(size or 0 for size in sizes)
@@ -250,14 +251,24 @@ def _failure(error: OSError) -> npt.NDArray[np.int32]:
     return np.array([-(error.errno or errno.EIO)], dtype=np.int32)
 
 
-def _unlink(path: Path) -> int | None:
-    """Remove what bears the name and return its bytes; None when nothing was removed."""
+def _unlink(directory: Path, name: str) -> int | None:
+    """Remove what bears the name "<folder>/<file>" and return its bytes; None when nothing was removed.
+
+    A link in the folder's place is not followed.
+    """
+    folder, _, file = name.partition("/")
     try:
-        size = path.lstat().st_size
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()
-            return 0
-        path.unlink()
+        descriptor = os.open(directory / folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
-    return size
+    try:
+        status = os.stat(file, dir_fd=descriptor, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            os.rmdir(file, dir_fd=descriptor)
+            return 0
+        os.unlink(file, dir_fd=descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return status.st_size
