@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,3 +134,38 @@ def test_the_caller_of_a_save_ends_when_its_source_does(store: BlockStore) -> No
     with pytest.raises(KeyboardInterrupt):
         store.save(keys_of(2), Ends(KeyboardInterrupt))
     assert store.statistics().working == 0
+
+
+def in_child(work: Callable[[], object]) -> str:
+    """What ``work`` says in a forked child, which has none of our threads."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)  # a child that hangs dies
+        try:
+            os.write(writer, repr(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as said:
+        words = said.read()
+    os.waitpid(child, 0)
+    return words
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_call_raises_in_a_forked_child(store: BlockStore, name: str) -> None:
+    assert in_child(lambda: (CALLS[name](store), "went on")[1]) == "'went on'"
+
+
+def test_everything_is_cancelled_in_a_forked_child(store: BlockStore) -> None:
+    blocks = BufferBlocks(payloads_of(GEOMETRY, 0))
+
+    def work() -> list[object]:
+        tickets = [store.load(keys_of(0), blocks), store.save(keys_of(0), blocks), store.prefetch(keys_of(0))]
+        store.close()
+        return [(ticket.wait(0), int(ticket.object_results[0])) for ticket in tickets]
+
+    assert in_child(work) == str([(True, int(ResultCode.CANCELLED))] * 3)
+    assert store.load(keys_of(0), BufferBlocks(payloads_of(GEOMETRY, 5))).wait(WAIT_S)

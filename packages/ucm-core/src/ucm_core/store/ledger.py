@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -79,9 +80,13 @@ class PinBook:
 
 
 class WorkGate:
-    """Counts the work that is queued or running; closed, it lets nothing begin."""
+    """Counts the work that is queued or running; closed, it lets nothing begin.
+
+    In a forked child it is closed: the threads that would do the work are the parent's.
+    """
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._closed = False
         self.count = 0
@@ -89,10 +94,12 @@ class WorkGate:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._closed
+        return self._closed or self._is_child
 
     def begin(self) -> bool:
         """Count one piece of work in; False after `close`."""
+        if self._is_child:  # before the lock, which another thread may have held when it forked
+            return False
         with self._changed:
             self.count += not self._closed
             return not self._closed
@@ -115,9 +122,15 @@ class WorkGate:
 
     def close(self) -> bool:
         """True for the first caller."""
+        if self._is_child:
+            return False
         with self._changed:
             first, self._closed = not self._closed, True
             return first
+
+    @property
+    def _is_child(self) -> bool:
+        return os.getpid() != self._pid
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no work is counted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from enum import IntEnum
@@ -32,6 +33,7 @@ class IoPool:
 
     def __init__(self, threads: int) -> None:
         self._limit = threads
+        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -47,8 +49,10 @@ class IoPool:
     def submit(self, priority: Priority, work: Callable[[], None]) -> bool:
         """Queue ``work``; what it raises is logged and counted.
 
-        False after `close`, and while the system gives no thread at all: then it will not run.
+        False after `close`, in a forked child, and while the system gives no thread at all: it will not run.
         """
+        if os.getpid() != self._pid:
+            return False
         with self._changed:
             if self._closed:
                 return False
@@ -62,6 +66,8 @@ class IoPool:
 
     def close(self, timeout_s: float | None = None) -> None:
         """Refuse new work, finish what is queued, and wait at most ``timeout_s`` for each thread to end."""
+        if os.getpid() != self._pid:
+            return
         with self._changed:
             self._closed = True
             self._changed.notify_all()
