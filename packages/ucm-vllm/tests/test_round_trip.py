@@ -274,6 +274,30 @@ def test_a_store_that_raises_is_a_failed_load_and_a_dropped_save(
     assert reader.scheduler.matched_tokens(request(300, "next"), 0)[0] in {0, 256}
 
 
+def test_a_load_whose_outcome_cannot_be_read_has_failed(
+    engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = engines(), engines(fill="zero")
+    writer.write_prompt(request(300), ([1, 2, 3],))
+    monkeypatch.setattr("ucm_vllm.worker_half._failed_objects", _defect)
+    assert load_dense(reader).broken == {7, 8}
+
+
+def test_an_asynchronous_load_whose_outcome_cannot_be_read_has_failed(
+    engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, reader = hybrid_pair(engines)
+    begin_hybrid(reader)
+    monkeypatch.setattr("ucm_vllm.worker_half._failed_objects", _defect)
+    step = reader.receive("r")
+    assert (step.received, step.failed) == ({"r"}, {"r"})
+    assert reader.worker.pending_count == 0
+
+
+def _defect(*_: object) -> Any:
+    raise RuntimeError("a defect")
+
+
 def test_a_worker_in_another_namespace_loads_and_saves_nothing(engines: Any, tmp_path: Path) -> None:
     writer, reader = engines(), engines(fill="zero")
     writer.write_prompt(request(300), ([1, 2, 3],))

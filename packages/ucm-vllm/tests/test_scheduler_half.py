@@ -211,6 +211,55 @@ def test_a_load_that_came_is_not_held_against_the_request(hybrid: Engine) -> Non
         hybrid.half.allocated(asked, tables, external_tokens=0)
 
 
+# -- after a promise whatever fails is a load that is reported as failed, never no load
+
+
+def fail(*_: object, **__: object) -> Any:
+    raise RuntimeError("a defect")
+
+
+def test_a_load_for_a_request_that_is_not_known_is_reported_as_failed(dense: Engine) -> None:
+    dense.half.allocated(request(300, "stranger"), ([7, 8, 9],), external_tokens=128)
+    (load,) = dense.step().loads
+    assert not load.possible
+    assert load.pages() == {7, 8, 9}
+
+
+def test_a_load_that_cannot_be_planned_is_reported_as_failed(
+    dense: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_prompt(dense, 300, ([1, 2, 3],))
+    asked = request(300)
+    dense.half.matched_tokens(asked, 128)
+    monkeypatch.setattr("ucm_vllm.transfer_plans.TransferPlanner._pieces", fail)
+    dense.half.allocated(asked, ([7, 8, 9],), external_tokens=128)
+    (load,) = dense.step().loads
+    assert not load.possible
+    assert load.pages() == {8}
+
+
+def test_a_step_that_cannot_be_planned_keeps_its_loads(
+    dense: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_prompt(dense, 300, ([1, 2, 3],))
+    asked = request(300)
+    dense.half.matched_tokens(asked, 0)
+    dense.half.allocated(asked, ([7, 8, 9],), external_tokens=256)
+    monkeypatch.setattr("engine_doubles.KeysOnly.namespace", property(fail))
+    plan = dense.step((asked, 256, 44, ([7, 8, 9],)))
+    assert (plan.namespace, plan.saves) == (None, ())
+    assert [load.pages() for load in plan.loads] == [{7, 8}]
+
+
+def test_a_failure_is_not_taken_for_known_before_its_blocks_are(
+    dense: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ucm_vllm.broken_pages.BrokenPages.add", fail)
+    with pytest.raises(RuntimeError):
+        dense.tell(broken_pages=frozenset({7}), failures=1)
+    assert dense.step().failures_seen == 0
+
+
 # -- saves
 
 
@@ -455,7 +504,7 @@ def test_a_plan_can_be_pickled(hybrid: Engine) -> None:
 
 def test_a_request_that_is_not_known_is_left_alone(dense: Engine) -> None:
     assert dense.step((request(300, "stranger"), 0, 300, ([7, 8, 9],))).saves == ()
-    dense.half.allocated(request(300, "stranger"), ([7],), external_tokens=128)
+    dense.half.allocated(request(300, "stranger"), ([7, 8, 9],), external_tokens=0)
     assert dense.step().loads == ()
 
 

@@ -148,15 +148,16 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
             else self._scheduler.matched_tokens(request, num_computed_tokens)
         )
 
-    @guarded("update_state_after_alloc", lambda: None)
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """See `SchedulerHalf.allocated`; whatever fails in it becomes a load that is reported as failed."""
+        """See `SchedulerHalf.allocated`: whatever fails in it becomes a load that is reported as failed.
+
+        Not guarded: once vLLM counts on a load there is no harmless answer without its block tables.
+        """
         if self._scheduler is not None:
             self._scheduler.allocated(request, blocks.get_block_ids(), external_tokens=num_external_tokens)
 
-    @guarded("build_connector_meta", lambda: UCMStep(StepPlan(namespace=None)))
     def build_connector_meta(self, scheduler_output: Any) -> UCMStep:
-        """See `SchedulerHalf.plan_step`."""
+        """See `SchedulerHalf.plan_step`, which turns every failure into failed loads."""
         if self._scheduler is None:
             return UCMStep(StepPlan(namespace=None))
         return UCMStep(self._scheduler.plan_step(scheduler_output))

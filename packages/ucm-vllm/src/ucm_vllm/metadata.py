@@ -51,6 +51,11 @@ class LoadPlan:
     possible: bool = True
     """False when vLLM resumes where nothing can be served: every block is reported as failed."""
 
+    def pages(self) -> set[int]:
+        """Every engine block that the load would write."""
+        each = (transfer.pages(np.ones(len(transfer.keys), dtype=np.bool_)) for transfer in self.rows)
+        return set().union(*each)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavePlan:

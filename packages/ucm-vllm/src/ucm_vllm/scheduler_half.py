@@ -23,6 +23,7 @@ from ucm_core.errors import IdentityError
 from ucm_core.ops import metrics
 from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.table import SpecRow
+from ucm_vllm import border
 from ucm_vllm.border import guarded
 from ucm_vllm.broken_pages import BrokenPages
 from ucm_vllm.engine_cache import EngineCache
@@ -92,18 +93,25 @@ class SchedulerHalf:
     def allocated(self, request: Any, tables: Tables, *, external_tokens: int) -> None:
         """Plan the load of exactly ``external_tokens``, which may be fewer than promised, or 0."""
         record = self._records.get(request.request_id)
-        if record is None:
-            return
-        if external_tokens <= 0:
+        if external_tokens > 0:
+            self._loads.append(self._load_plan(request, record, tables, external_tokens=external_tokens))
+            metrics.HIT_TOKENS.inc(external_tokens)
+        elif record is not None:
             record.end_load()  # vLLM's second call, after an asynchronous load that came
-            return
-        record.begin_load(asynchronous=self._spec.loads_asynchronously)
-        self._loads.append(self._load_plan(record, tables, record.local_tokens + external_tokens))
-        metrics.HIT_TOKENS.inc(external_tokens)
 
     def plan_step(self, scheduled: Any) -> StepPlan:
-        """The plan for a ``SchedulerOutput``; called every step, empty ones included."""
+        """The plan for a ``SchedulerOutput``; called every step, empty ones included. Never raises.
+
+        vLLM counts on the loads already: without a plan they go down all the same, to nowhere, and so fail.
+        """
         loads, self._loads = tuple(self._loads), []
+        try:
+            return self._step_plan(scheduled, loads)
+        except Exception as error:  # noqa: BLE001 (the border: a plan without loads would be a wrong hit)
+            border.failed("plan_step", error)
+            return StepPlan(namespace=None, loads=loads, failures_seen=self._failures_seen)
+
+    def _step_plan(self, scheduled: Any, loads: tuple[LoadPlan, ...]) -> StepPlan:
         cache = self._cache.current
         saves = self._saves(cache, scheduled) if cache is not None and self._saves_allowed else ()
         return StepPlan(
@@ -121,8 +129,9 @@ class SchedulerHalf:
     def take_report(self, report: WorkerReport) -> None:
         """Learn what became of loads and saves; what failed is not promised before it is stored again."""
         self._worker_ready = report.namespace is not None
-        self._failures_seen = max(self._failures_seen, report.failures)
         self._broken.add(report.broken_pages, [tables[0] for tables in self._step_tables])
+        # only now: a worker saves again once it hears that its failures are known
+        self._failures_seen = max(self._failures_seen, report.failures)
         cache = self._cache.current
         for row, keys in report.stored:
             if cache is not None:
@@ -177,14 +186,20 @@ class SchedulerHalf:
             align_tokens=self._spec.align_tokens,
         )
 
-    def _load_plan(self, record: RequestRecord, tables: Tables, resume_tokens: int) -> LoadPlan:
-        """Exactly [local, resume); reported as failed when some row cannot serve ``resume_tokens``."""
-        transfers = self._transfers(record, tables, resume_tokens)
+    def _load_plan(
+        self, request: Any, record: RequestRecord | None, tables: Tables, *, external_tokens: int
+    ) -> LoadPlan:
+        """Exactly [local, resume); reported as failed when some row cannot serve ``resume``."""
+        asynchronous, transfers = self._spec.loads_asynchronously, None
+        begin, end = 0, request.num_tokens  # where it is not known what vLLM holds: all that it may hold
+        if record is not None:
+            begin, end = record.local_tokens, record.local_tokens + external_tokens
+            record.begin_load(asynchronous=asynchronous)
+            transfers = self._transfers(record, tables, end)
         possible = transfers is not None
         if transfers is None:
-            local = record.local_tokens
-            transfers = self._planner.range_of(begin_tokens=local, end_tokens=resume_tokens, tables=tables)
-        return LoadPlan(record.request.request_id, transfers, self._spec.loads_asynchronously, possible)
+            transfers = self._planner.range_of(begin_tokens=begin, end_tokens=end, tables=tables)
+        return LoadPlan(request.request_id, transfers, asynchronous, possible)
 
     @guarded("load_plan", lambda: None)
     def _transfers(

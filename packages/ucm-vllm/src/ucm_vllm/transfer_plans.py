@@ -9,7 +9,7 @@ import numpy as np
 from ucm_core.coordinator.coordinator import Verdict
 from ucm_core.spec.layout import block_pieces
 from ucm_core.spec.table import SpecRow
-from ucm_vllm.block_tables import NULL_PAGE, held, of_payloads, state_pieces, whole
+from ucm_vllm.block_tables import NULL_PAGE, PAYLOAD, held, of_payloads, state_pieces, whole
 from ucm_vllm.metadata import Int64s, Keys, RowTransfer
 from ucm_vllm.spec_from_engine import EngineSpec, RowGroup
 
@@ -45,18 +45,21 @@ class TransferPlanner:
         return tuple(transfers)
 
     def range_of(self, *, begin_tokens: int, end_tokens: int, tables: Tables) -> tuple[RowTransfer, ...]:
-        """Every engine block of ``[begin, end)`` under no key: what to report when nothing can be loaded."""
-        transfers = []
-        for row in self.block_rows:
-            blocks = np.arange(
-                begin_tokens // row.block_tokens, -(-end_tokens // row.block_tokens), dtype=np.int64
+        """Every engine block of ``[begin, end)``, as one object of each row under no key.
+
+        What to report when nothing can be loaded; so plain that it still works when `load` did not.
+        """
+        return tuple(
+            RowTransfer(
+                row.name,
+                np.zeros((1, 32), dtype=np.uint8),
+                tuple(
+                    (group.index, _one_object(_pages_of(group, begin_tokens, end_tokens, tables)))
+                    for group in self._spec.rows[row.name]
+                ),
             )
-            pieces = self._pieces(row, blocks, tables, from_token=begin_tokens)
-            keys = np.zeros((len(blocks), 32), dtype=np.uint8)
-            transfers.append(
-                RowTransfer(row.name, keys, tuple((group, held(rows)) for group, rows in pieces))
-            )
-        return tuple(transfers)
+            for row in self.block_rows
+        )
 
     def save_blocks(self, row: SpecRow, blocks: Int64s, *, keys: Keys, tables: Tables) -> RowTransfer | None:
         """Those of ``blocks`` whose tokens all groups of the row still keep; None when there are none."""
@@ -108,3 +111,14 @@ def _state_page(group: RowGroup, position: int, tables: Tables) -> int:
     index, rest = divmod(position, group.page_tokens)
     table = tables[group.index]
     return NULL_PAGE if rest or not 0 < index <= len(table) else table[index - 1]
+
+
+def _pages_of(group: RowGroup, begin_tokens: int, end_tokens: int, tables: Tables) -> list[int]:
+    held_pages = tables[group.index][begin_tokens // group.page_tokens : -(-end_tokens // group.page_tokens)]
+    return [page for page in held_pages if page != NULL_PAGE]
+
+
+def _one_object(pages: Sequence[int]) -> Int64s:
+    pieces = state_pieces(pages)
+    pieces[:, PAYLOAD] = 0
+    return pieces

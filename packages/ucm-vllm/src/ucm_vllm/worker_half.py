@@ -67,19 +67,30 @@ class _RunningLoad:
 
     def failed(self) -> list[FailedLoad]:
         """What did not come; empty when the request can resume."""
-        each = [
-            FailedLoad(self.plan.request_id, transfer.row, transfer.keys[mask if ticket else slice(0, 0)])
-            for transfer, mask, ticket in zip(self.plan.rows, self._masks(), self.tickets, strict=True)
-            if mask.any()
-        ]
-        if not each and not self.plan.possible:
-            return [FailedLoad(self.plan.request_id, "", np.zeros((0, 32), dtype=np.uint8))]
-        return each
+        try:
+            each = [
+                FailedLoad(self.plan.request_id, transfer.row, transfer.keys[mask if ticket else slice(0, 0)])
+                for transfer, mask, ticket in zip(self.plan.rows, self._masks(), self.tickets, strict=True)
+                if mask.any()
+            ]
+        except Exception as error:  # noqa: BLE001 (the border: what cannot be read has failed)
+            border.failed("load", error)
+            each = [self._nothing()]
+        return each if each or self.plan.possible else [self._nothing()]
 
     def failed_pages(self) -> set[int]:
-        """Engine blocks that any failed object touches."""
-        pages = (transfer.pages(mask) for transfer, mask in zip(self.plan.rows, self._masks(), strict=True))
-        return set().union(*pages)
+        """Engine blocks that any failed object touches; all when it is not known which."""
+        try:
+            pages = [
+                transfer.pages(mask) for transfer, mask in zip(self.plan.rows, self._masks(), strict=True)
+            ]
+        except Exception as error:  # noqa: BLE001 (the border: what cannot be read has failed)
+            border.failed("load", error)
+            pages = []
+        return set().union(*pages) or self.plan.pages()
+
+    def _nothing(self) -> FailedLoad:
+        return FailedLoad(self.plan.request_id, "", np.zeros((0, 32), dtype=np.uint8))
 
     def _masks(self) -> list[Mask]:
         return [_failed_objects(*pair) for pair in zip(self.plan.rows, self.tickets, strict=True)]
