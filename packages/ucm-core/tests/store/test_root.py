@@ -235,6 +235,15 @@ def test_a_file_in_the_place_of_the_generations_hides_everything(tmp_path):
         assert not root.available
 
 
+def test_a_root_that_became_a_file_can_be_closed(tmp_path):
+    root = CacheRoot(tmp_path / "cache").open()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    shutil.rmtree(root.path)
+    root.path.touch()
+    root.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before - 1
+
+
 def test_statistics_of_a_root_that_is_gone(tmp_path):
     with CacheRoot(tmp_path / "cache") as root:
         shutil.rmtree(root.path)

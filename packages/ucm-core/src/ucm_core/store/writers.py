@@ -11,7 +11,7 @@ import itertools
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ucm_core.store import locks, names
@@ -42,9 +42,13 @@ class Writer:
         locks.write_number(self._descriptor, value)
 
     def close(self) -> None:
-        """Give the name up. No write may be under way. In a forked child it stays the parent's."""
-        if os.getpid() == self._pid:
-            self._path.unlink(missing_ok=True)
+        """Give the name up. No write may be under way. In a forked child it stays the parent's.
+
+        Where the file cannot be removed a sweeper will do it: the lock is gone.
+        """
+        with suppress(OSError):
+            if os.getpid() == self._pid:
+                self._path.unlink()
         os.close(self._descriptor)
 
 
