@@ -172,6 +172,20 @@ def test_the_memory_is_really_there(name: str) -> None:
         assert status.st_blocks * 512 >= status.st_size
 
 
+def test_a_holder_of_the_region_that_does_not_go_on_stops_nobody(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(region, "LOCK_WAIT_S", 0.05)
+    ring = shared_ring(name)
+    with region.enter(name):  # as a process that was stopped would
+        with pytest.raises(StoreError, match="does not go on"):
+            shared_ring(name)
+        ring.close()
+        assert region_path(name).exists()
+    region.sweep()
+    assert not region_path(name).exists()
+
+
 def test_there_are_64_participants_and_no_more(name: str) -> None:
     opened = [shared_ring(name) for _ in range(64)]
     assert sorted(ring.participant for ring in opened) == list(range(64))

@@ -20,8 +20,12 @@ from pathlib import Path
 
 from ucm_core import _native
 from ucm_core.errors import NoSpace, StoreError
+from ucm_core.store import locks
 
 DIRECTORY = Path("/dev/shm")  # noqa: S108 - names carry the user, links are refused
+
+LOCK_WAIT_S = 120.0
+"""Longer than anybody who goes on makes a region: hundreds of gigabytes are cleared meanwhile."""
 
 _FLOCK = struct.Struct("hhqqi0q")  # type, whence, start, length, pid
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -42,7 +46,8 @@ class Entered:
 def enter(name: str) -> Iterator[Entered]:
     """Hold the lifecycle lock of the region ``name``, created when absent or dead.
 
-    A fresh region is removed again when the body raises. Raises StoreError when the file is not ours.
+    A fresh region is removed again when the body raises. Raises StoreError when the file is not ours, and
+    when somebody holds the lock for longer than `LOCK_WAIT_S`.
     """
     path = _path(name)
     descriptor = _open_locked(path)
@@ -54,19 +59,25 @@ def enter(name: str) -> Iterator[Entered]:
             path.unlink(missing_ok=True)
         raise
     finally:
-        _set_lock(descriptor, fcntl.F_UNLCK)
+        _unlock(descriptor)
         os.close(descriptor)
 
 
 def leave(descriptor: int, path: Path | None, *, leave_ring: Callable[[], None]) -> None:
-    """Call ``leave_ring`` under the lifecycle lock, then remove the region if nobody lives there any more."""
-    _set_lock(descriptor, fcntl.F_WRLCK)
+    """Call ``leave_ring`` under the lifecycle lock, then remove the region if nobody lives there any more.
+
+    When somebody holds that lock and does not go on, the region is left to the next sweep.
+    """
+    try:
+        _wait_for_lock(descriptor, path)
+    except StoreError:
+        path = None
     try:
         leave_ring()
         if path is not None and _is_named(descriptor) and not _has_participants(descriptor):
             path.unlink(missing_ok=True)
     finally:
-        _set_lock(descriptor, fcntl.F_UNLCK)
+        _unlock(descriptor)
 
 
 def allocate(region: Entered, size: int) -> None:
@@ -106,7 +117,7 @@ def _open_locked(path: Path) -> int:
     while True:
         descriptor = _open(path)
         try:
-            _set_lock(descriptor, fcntl.F_WRLCK)
+            _wait_for_lock(descriptor, path)
             dead = os.fstat(descriptor).st_size > 0 and not _has_participants(descriptor)
             if _is_named(descriptor) and not dead:
                 return descriptor
@@ -162,10 +173,17 @@ def _is_named(descriptor: int) -> bool:
     return os.fstat(descriptor).st_nlink > 0
 
 
-def _set_lock(descriptor: int, kind: int) -> None:
-    """Take (waiting) or give back the lifecycle byte."""
-    request = _FLOCK.pack(kind, os.SEEK_SET, _native.RING_LIFECYCLE_BYTE, 1, 0)
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, request)
+def _wait_for_lock(descriptor: int, path: Path | None) -> None:
+    """Take the lifecycle byte; StoreError when its holder does not go on."""
+    try:
+        locks.wait_for(lambda: _try_lock(descriptor), LOCK_WAIT_S, what=path or DIRECTORY)
+    except TimeoutError as error:
+        raise StoreError(f"shared memory cannot be used: {error}") from error
+
+
+def _unlock(descriptor: int) -> None:
+    request = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, _native.RING_LIFECYCLE_BYTE, 1, 0)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
 
 
 def _try_lock(descriptor: int) -> bool:
