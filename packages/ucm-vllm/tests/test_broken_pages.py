@@ -49,6 +49,25 @@ def test_who_shares_nothing_is_not_touched() -> None:
     assert other.trusted
 
 
+def test_what_a_borrower_writes_is_garbage_too_until_somebody_else_writes_it() -> None:
+    broken, borrower = BrokenPages(page_tokens=32), record(local_tokens=64)
+    broken.add(frozenset({8}), [[7, 8], [7, 8, 11]])
+    broken.review(borrower, [7, 8, 11], end_tokens=96)
+    broken.review(borrower, [7, 8, 11, 12], end_tokens=128)
+    broken.review(record(local_tokens=0), [7, 8], end_tokens=64)
+    guest = record(local_tokens=128)
+    broken.review(guest, [7, 8, 11, 12, 13], end_tokens=160)
+    assert not guest.trusted
+    broken.review(record(local_tokens=0), [11, 12, 13], end_tokens=96)
+    assert len(broken) == 0
+
+
+def test_the_placeholder_is_never_broken() -> None:
+    broken = BrokenPages(page_tokens=32)
+    broken.add(frozenset({8}), [[8, 0, 9]])
+    assert len(broken) == 2
+
+
 def test_a_new_attempt_is_trusted_again() -> None:
     borrower = record(local_tokens=64)
     borrower.trusted = False

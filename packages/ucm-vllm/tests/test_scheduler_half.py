@@ -435,6 +435,17 @@ def test_who_borrowed_a_broken_block_is_not_saved(dense: Engine) -> None:
     assert dense.step((borrower, 400, 60, ([7, 8, 20, 21],))).saves == ()
 
 
+def test_what_a_borrower_of_a_broken_block_wrote_is_not_saved_by_others_either(dense: Engine) -> None:
+    """The owner heals slowly, so the borrower computes on garbage, and a third request shares what it wrote."""
+    owner = failed_load(dense, ([7, 8, 9, 10],))
+    borrower, guest = request(400, "b"), request(600, "c")
+    dense.half.matched_tokens(borrower, 256)
+    dense.step((owner, 128, 64, ([7, 8, 9, 10],)), (borrower, 256, 144, ([7, 8, 20, 21],)))
+    dense.step((owner, 192, 308, ([7, 8, 9, 10],)))
+    dense.half.matched_tokens(guest, 384)
+    assert dense.step((guest, 384, 216, ([7, 8, 20, 30, 31],))).saves == ()
+
+
 def test_dropped_saves_are_planned_again(dense: Engine) -> None:
     asked = request(300)
     dense.half.matched_tokens(asked, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ucm_vllm.block_tables import NULL_PAGE
 from ucm_vllm.request_records import RequestRecord
 
 
@@ -28,17 +29,21 @@ class BrokenPages:
             return
         self._pages |= pages
         for table in tables:
-            first = next((index for index, page in enumerate(table) if page in pages), len(table))
-            self._pages.update(table[first:])
+            self._taint(table)
 
     def review(self, record: RequestRecord, table: Sequence[int], *, end_tokens: int) -> None:
         """``record`` is computed up to ``end_tokens``: what it writes heals, what it borrowed taints it."""
         if not self._pages:
             return
-        for index, page in enumerate(table):
-            if page not in self._pages:
-                continue
-            if index * self._page_tokens < record.local_tokens:
-                record.trusted = False
-            elif (index + 1) * self._page_tokens <= end_tokens:
-                self._pages.discard(page)
+        broken = [index for index, page in enumerate(table) if page in self._pages]
+        if any(index * self._page_tokens < record.local_tokens for index in broken):
+            record.trusted = False
+        if not record.trusted:
+            self._taint(table)  # what it writes is computed on garbage, and others may share it
+            return
+        healed = (index for index in broken if (index + 1) * self._page_tokens <= end_tokens)
+        self._pages.difference_update([table[index] for index in healed])
+
+    def _taint(self, table: Sequence[int]) -> None:
+        first = next((index for index, page in enumerate(table) if page in self._pages), len(table))
+        self._pages.update(page for page in table[first:] if page != NULL_PAGE)
