@@ -20,6 +20,7 @@ from engine_doubles import request, scheduler_output
 from halves import PAGES, memory
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 
@@ -182,6 +183,24 @@ def test_reset_cache_is_changed_weights(tmp_path: Path) -> None:
     run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
     assert scheduler.reset_cache() is True
     assert scheduler.get_num_new_matched_tokens(request(300, "again"), 0) == (0, False)
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
+@pytest.mark.parametrize(("blocks_in_use", "saves"), [(0, 1), (2, 0)])
+def test_blocks_in_use_when_the_weights_change_are_not_trusted(
+    tmp_path: Path, blocks_in_use: int, saves: int
+) -> None:
+    """Their blocks are named in vLLM's prefix cache only later, and may then be shared."""
+    scheduler, worker, _ = pair(tmp_path)
+    pool = BlockPool(PAGES, enable_caching=True, hash_block_size=128)
+    scheduler.bind_kv_cache_manager(SimpleNamespace(block_pool=pool))  # type: ignore[arg-type]
+    pool.get_new_blocks(blocks_in_use)
+    assert scheduler.reset_cache() is True
+    borrower = request(200)
+    scheduler.get_num_new_matched_tokens(borrower, 128)
+    step = scheduler.build_connector_meta(scheduler_output([(borrower, 128, 72, ([7, 8],))], {}))
+    assert len(step.plan.saves) == saves
     for half in (scheduler, worker):
         half.shutdown()
 

@@ -326,6 +326,27 @@ def test_after_changed_weights_both_halves_move_on(engines: Any, tmp_path: Path)
     assert other.scheduler.matched_tokens(request(300), 0) == (0, False)
 
 
+def test_a_load_of_old_weights_that_is_under_way_has_failed(engines: Any) -> None:
+    _, reader = hybrid_pair(engines)
+    asked = begin_hybrid(reader)
+    reader.worker.start_loads(reader.plan())
+    reader.scheduler.reset()
+    step = reader.receive("r")
+    assert (step.received, step.failed) == ({"r"}, {"r"})
+    assert reader.scheduler.matched_tokens(asked, 0) == (0, False)
+
+
+def test_where_the_change_itself_fails_nothing_is_found_any_more(
+    engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines()
+    engine.write_prompt(request(300, "before"), ([1, 2, 3],))
+    monkeypatch.setattr("ucm_core.cache.Cache.weights_changed", _defect)
+    assert engine.scheduler.reset()
+    assert engine.scheduler.matched_tokens(request(300, "after"), 0) == (0, False)
+    assert engine.plan().namespace is None
+
+
 def test_weights_that_change_before_they_are_known_are_not_those_of_the_checkpoint(tmp_path: Path) -> None:
     known = threading.Event()
     caches = [

@@ -436,7 +436,7 @@ def test_who_borrowed_a_broken_block_is_not_saved(dense: Engine) -> None:
 
 
 def test_what_a_borrower_of_a_broken_block_wrote_is_not_saved_by_others_either(dense: Engine) -> None:
-    """The owner heals slowly, so the borrower computes on garbage, and a third request shares what it wrote."""
+    """The owner heals slowly, so the borrower computes on garbage; a third request shares what it wrote."""
     owner = failed_load(dense, ([7, 8, 9, 10],))
     borrower, guest = request(400, "b"), request(600, "c")
     dense.half.matched_tokens(borrower, 256)

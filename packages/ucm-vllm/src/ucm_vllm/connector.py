@@ -248,10 +248,12 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
                 half.close()
 
     def _local_cache_is_empty(self) -> bool:
-        """Whether vLLM's own prefix cache names no block; False in doubt."""
-        pool = getattr(self._kv_cache_manager, "block_pool", None)
+        """Whether no block of vLLM can be shared later: none is named and none in use; False in doubt."""
+        pool: Any = getattr(self._kv_cache_manager, "block_pool", None)
         try:
-            return pool is not None and len(pool.cached_block_hash_to_block) == 0
+            # one block is always in use: the null block
+            free = pool.get_num_free_blocks() >= pool.num_gpu_blocks - 1
+            return bool(free and len(pool.cached_block_hash_to_block) == 0)
         except (AttributeError, TypeError):
             return False
 

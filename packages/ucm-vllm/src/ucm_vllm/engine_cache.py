@@ -72,12 +72,20 @@ class EngineCache:
         return self.current
 
     def weights_changed(self) -> None:
-        """This engine finds nothing stored so far, and nobody else finds what it stores from now on."""
+        """This engine finds nothing stored so far, and nobody else finds what it stores from now on.
+
+        Where that cannot be done it is without a cache from now on.
+        """
         with self._lock:
             cache = self._cache
             self._changed_early = cache is None
-        if cache is not None:
+        if cache is None:
+            return
+        try:
             cache.weights_changed()
+        except Exception as error:  # noqa: BLE001 (the border: going on would find what old weights computed)
+            border.failed("weights_changed", error)
+            self.close()
 
     def follow(self, namespace: str | None, generation: Generation) -> Cache | None:
         """The cache of ``namespace``, opened anew if the other half moved on; None where that is not ours."""

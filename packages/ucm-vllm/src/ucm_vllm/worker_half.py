@@ -55,6 +55,8 @@ class _RunningLoad:
 
     plan: LoadPlan
     tickets: tuple[Ticket | None, ...]
+    namespace: str | None
+    """Where the bytes come from."""
 
     @property
     def done(self) -> bool:
@@ -75,8 +77,8 @@ class _RunningLoad:
             ]
         except Exception as error:  # noqa: BLE001 (the border: what cannot be read has failed)
             border.failed("load", error)
-            each = [self._nothing()]
-        return each if each or self.plan.possible else [self._nothing()]
+            each = [self.nothing()]
+        return each if each or self.plan.possible else [self.nothing()]
 
     def failed_pages(self) -> set[int]:
         """Engine blocks that any failed object touches; all when it is not known which."""
@@ -89,7 +91,8 @@ class _RunningLoad:
             pages = []
         return set().union(*pages) or self.plan.pages()
 
-    def _nothing(self) -> FailedLoad:
+    def nothing(self) -> FailedLoad:
+        """A failure of the whole that no object is to blame for."""
         return FailedLoad(self.plan.request_id, "", np.zeros((0, 32), dtype=np.uint8))
 
     def _masks(self) -> list[Mask]:
@@ -140,13 +143,13 @@ class WorkerHalf:
         if not plan.loads:
             return
         cache = self._follow(plan)
-        running = [self._begin(cache, load) for load in plan.loads]
+        running = [self._begin(cache, load, plan.namespace) for load in plan.loads]
         for load in running:
             if load.plan.asynchronous:
                 self._pending[load.plan.request_id] = load
             else:
                 load.wait()
-                self._end_synchronous(load)
+                self._end_synchronous(load, plan.namespace)
 
     def save(self, plan: StepPlan) -> None:
         """Gather all that the step completed. Nothing is saved that may have been computed on garbage."""
@@ -164,7 +167,9 @@ class WorkerHalf:
         if plan.idle and self._pending:
             next(iter(self._pending.values())).wait(IDLE_WAIT_S)
         ended = [request_id for request_id, load in self._pending.items() if load.done]
-        failed = {request_id for request_id in ended if self._end(self._pending.pop(request_id))}
+        failed = {
+            request_id for request_id in ended if self._end(self._pending.pop(request_id), plan.namespace)
+        }
         return set(ended), failed
 
     def broken_pages(self) -> set[int]:
@@ -201,8 +206,10 @@ class WorkerHalf:
             border.failed("follow", error)
             return None
 
-    def _begin(self, cache: Cache | None, load: LoadPlan) -> _RunningLoad:
-        return _RunningLoad(load, tuple(self._load(cache, load, transfer) for transfer in load.rows))
+    def _begin(self, cache: Cache | None, load: LoadPlan, namespace: str | None) -> _RunningLoad:
+        return _RunningLoad(
+            load, tuple(self._load(cache, load, transfer) for transfer in load.rows), namespace
+        )
 
     def _load(self, cache: Cache | None, load: LoadPlan, transfer: RowTransfer) -> Ticket | None:
         if cache is None or not load.possible:
@@ -213,15 +220,21 @@ class WorkerHalf:
             border.failed("load", error)
             return None
 
-    def _end_synchronous(self, load: _RunningLoad) -> None:
-        if self._end(load):
+    def _end_synchronous(self, load: _RunningLoad, namespace: str | None) -> None:
+        if self._end(load, namespace):
             self._failures += 1
             self._broken |= load.failed_pages()
             self._news.broken_pages |= self._broken
 
-    def _end(self, load: _RunningLoad) -> bool:
-        """Note what failed; True when anything did."""
+    def _end(self, load: _RunningLoad, namespace: str | None) -> bool:
+        """Note what failed; True when anything did.
+
+        ``namespace`` is where the scheduler half is by now: if it moved on while the load ran, the bytes are
+        those of weights that are gone.
+        """
         failed = load.failed()
+        if not failed and load.namespace != namespace:
+            failed = [load.nothing()]
         self._news.failed += failed
         if failed:
             rows = ", ".join(sorted({each.row for each in failed if each.row}))
