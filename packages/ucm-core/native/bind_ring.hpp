@@ -245,6 +245,9 @@ inline void translate(const std::exception_ptr &pointer, void *) {
   } catch (const ucm::RingClosed &closed) {
     const nb::object type = nb::module_::import_("ucm_core.errors").attr("ClosedError");
     PyErr_SetString(type.ptr(), closed.what());
+  } catch (const ucm::RingStuck &stuck) {
+    const nb::object type = nb::module_::import_("ucm_core.errors").attr("StoreError");
+    PyErr_SetString(type.ptr(), stuck.what());
   }
 }
 

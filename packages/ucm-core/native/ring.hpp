@@ -32,6 +32,11 @@ struct RingClosed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The exclusive lock is held by somebody who does not go on.
+struct RingStuck : std::runtime_error {
+  RingStuck() : std::runtime_error("the ring's lock is held by a process that does not go on") {}
+};
+
 struct RingStatistics {
   uint64_t empty = 0, loading = 0, ready = 0, failed = 0, pinned = 0;  // slots
   uint64_t own_references = 0;  // held by this participant, summed over slots
@@ -63,10 +68,10 @@ public:
     std::unique_lock<std::shared_mutex> alone(use_);
     if (left_) return;
     {
-      Exclusive exclusive(*this);
-      expel(self_);
+      const Exclusive exclusive(*this);
+      if (exclusive.held()) expel(self_);
     }
-    unlock_byte(fd(), self_);
+    unlock_byte(fd(), self_);  // not expelled, we are dead from here on: others will do it
     left_ = true;
     region_.detach();
   }
@@ -94,13 +99,13 @@ public:
   // be reused from here on, so no write may be on its way. Results as for publish.
   void abort(const int32_t *slots, const uint32_t *versions, size_t count, uint8_t *done) {
     std::for_each(slots, slots + count, [this](int32_t slot) { checked(slot); });
-    Exclusive exclusive(*this);
+    const Exclusive exclusive(*this);
     for (size_t i = 0; i < count; ++i) {
       const auto slot = static_cast<uint32_t>(slots[i]);
       done[i] = settle(slot, versions == nullptr ? nullptr : versions + i, SlotState::kFailed);
       if (done[i] == 0) continue;
       release(slots[i]);
-      free_if_idle(slot);
+      if (exclusive.held()) free_if_idle(slot);  // else the next sweep does
     }
   }
 
@@ -126,9 +131,9 @@ public:
   }
 
   // Claims `count` keys at once. READY and LOADING keys are pinned; each absent key gets a slot to fill (Owner,
-  // one reference) or NoSpace. Members of the batch are pinned from the start, so none evicts another. Keys in
-  // order of a prefix get slots such that the hand meets the tail first. A key named twice is Owner, then
-  // Loading at the same slot.
+  // one reference) or NoSpace, also when the structure cannot be changed now. Members of the batch are pinned
+  // from the start, so none evicts another. Keys in order of a prefix get slots such that the hand meets the
+  // tail first. A key named twice is Owner, then Loading at the same slot.
   void claim(const Key *keys, size_t count, Claim *claims) {
     std::vector<size_t> absent;
     std::vector<uint32_t> taken;
@@ -139,7 +144,11 @@ public:
       if (claims[i].slot < 0) absent.push_back(i);
     }
     if (absent.empty()) return;
-    Exclusive exclusive(*this);
+    const Exclusive exclusive(*this);
+    if (!exclusive.held()) {
+      for (const size_t i : absent) claims[i].outcome = Outcome::kNoSpace;
+      return;
+    }
     const auto came_meanwhile = [&](size_t i) { return (claims[i] = pin_or_forget(keys[i])).slot >= 0; };
     absent.erase(std::remove_if(absent.begin(), absent.end(), came_meanwhile), absent.end());
     allocate(absent.size(), taken);
@@ -152,15 +161,16 @@ public:
 
   // Empties the READY slots of those keys that nobody holds a reference to; `dropped` = 1 for them.
   void drop(const Key *keys, size_t count, uint8_t *dropped) {
-    Exclusive exclusive(*this);
+    const Exclusive exclusive(*this);
     for (size_t i = 0; i < count; ++i) {
       const Found found = find(keys[i]);
-      dropped[i] = found.slot >= 0 && free_if_idle(found.slot);
+      dropped[i] = exclusive.held() && found.slot >= 0 && free_if_idle(found.slot);
     }
   }
 
   RingStatistics statistics() {
-    Exclusive exclusive(*this);
+    const Exclusive exclusive(*this);
+    exclusive.require();
     RingStatistics result;
     uint64_t *const by_state[] = {&result.empty, &result.loading, &result.ready, &result.failed, &result.ready};
     for (uint32_t slot = 0; slot < slots_; ++slot) {
@@ -177,7 +187,8 @@ public:
 
   // The first thing found wrong with the structure, in words; empty when all is well. Safe at any time.
   std::string check_integrity() {
-    Exclusive exclusive(*this);
+    const Exclusive exclusive(*this);
+    exclusive.require();
     for (uint32_t slot = 0; slot < slots_; ++slot) {
       const char *problem = check_slot(slot);
       if (problem != nullptr) return "slot " + std::to_string(slot) + " " + problem;
@@ -188,21 +199,31 @@ public:
 private:
   static constexpr int64_t kSliceNs = 50'000'000;  // how long the death of an owner may go unnoticed
 
-  // The exclusive section: a mutex among our threads, then the OFD lock among processes.
+  static constexpr int64_t kPatienceNs = 2'000'000'000;  // longer than anybody who goes on holds the lock
+
+  // The exclusive section: a mutex among our threads, then the OFD lock among processes. Not held when another
+  // process has the lock and does not go on; who waited in vain once does not wait again until it was there.
   class Exclusive {
   public:
     explicit Exclusive(Ring &ring) : ring_(ring), threads_(ring.threads_) {
-      lock_byte(ring.fd(), kExclusiveByte);
-      if (ring.header_->dirty.exchange(1, std::memory_order_acq_rel) != 0) ring.repair();
+      held_ = lock_byte(ring.fd(), kExclusiveByte, ring.patient_ ? kPatienceNs : 0);
+      ring.patient_ = held_;
+      if (held_ && ring.header_->dirty.exchange(1, std::memory_order_acq_rel) != 0) ring.repair();
     }
     ~Exclusive() {
+      if (!held_) return;
       ring_.header_->dirty.store(0, std::memory_order_release);
       unlock_byte(ring_.fd(), kExclusiveByte);
+    }
+    bool held() const { return held_; }
+    void require() const {
+      if (!held_) throw RingStuck();
     }
 
   private:
     Ring &ring_;
     std::unique_lock<std::mutex> threads_;
+    bool held_ = false;
   };
 
   // True when any participant holds a reference. Exclusive, as is all that follows: nobody joins or leaves
@@ -321,7 +342,8 @@ private:
   }
 
   void join() {
-    Exclusive exclusive(*this);
+    const Exclusive exclusive(*this);
+    exclusive.require();
     reap_dead();
     for (uint32_t k = 0; k < kParticipants; ++k) {
       if ((header_->participants >> k & 1) != 0 || !try_lock_byte(fd(), k)) continue;
@@ -364,8 +386,8 @@ private:
   void reap_owner(int32_t slot) {
     const uint32_t owner = slot_[slot].owner.load(std::memory_order_relaxed);
     if (owner == self_ || byte_is_held(fd(), owner)) return;
-    Exclusive exclusive(*this);
-    reap_dead();
+    const Exclusive exclusive(*this);
+    if (exclusive.held()) reap_dead();
   }
 
   // After a death in the exclusive section: undoes what the slots show half done, then derives the rest anew.
@@ -416,6 +438,7 @@ private:
   const pid_t pid_;
   uint32_t *const free_stack_;
   std::mutex threads_;
+  bool patient_ = true;  // guarded by threads_
   mutable std::shared_mutex use_;
   std::atomic<bool> closing_{false};
   bool left_ = false;

@@ -21,9 +21,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstdint>
 #include <cstring>
@@ -235,11 +237,22 @@ inline bool try_lock_byte(int fd, uint32_t byte) {
   return fcntl(fd, F_OFD_SETLK, &request) == 0;
 }
 
-inline void lock_byte(int fd, uint32_t byte) {
-  struct flock request = byte_lock(byte, F_WRLCK);
-  while (fcntl(fd, F_OFD_SETLKW, &request) != 0) {
-    if (errno != EINTR) throw std::system_error(errno, std::generic_category(), "ring lock");
+// False when the byte could not be had within `patience_ns`. Asks again and again, because waiting in the
+// kernel has no end: a holder that was stopped would stop everybody.
+inline bool lock_byte(int fd, uint32_t byte, int64_t patience_ns) {
+  constexpr int64_t first_pause_ns = 10'000, last_pause_ns = 1'000'000;
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::nanoseconds(patience_ns);
+  int64_t pause_ns = first_pause_ns;
+  while (!try_lock_byte(fd, byte)) {
+    if (errno != EAGAIN && errno != EACCES && errno != EINTR)
+      throw std::system_error(errno, std::generic_category(), "ring lock");
+    if (Clock::now() >= deadline) return false;
+    const struct timespec pause {0, pause_ns};
+    nanosleep(&pause, nullptr);
+    pause_ns = std::min(2 * pause_ns, last_pause_ns);
   }
+  return true;
 }
 
 inline void unlock_byte(int fd, uint32_t byte) {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from rings import DIGEST, keys, new_name, processes, put, region_path, shared_ring, shows
@@ -13,6 +16,7 @@ from rings import DIGEST, keys, new_name, processes, put, region_path, shared_ri
 from ucm_core import _native
 from ucm_core.errors import NoSpace, StoreError
 from ucm_core.store import region
+from ucm_core.store.ring import Outcome
 
 
 @pytest.fixture
@@ -184,6 +188,46 @@ def test_a_holder_of_the_region_that_does_not_go_on_stops_nobody(
         assert region_path(name).exists()
     region.sweep()
     assert not region_path(name).exists()
+
+
+@contextmanager
+def held_by_one_who_was_stopped(name: str) -> Iterator[None]:
+    """The exclusive lock of a ring, as a process that was stopped inside holds it."""
+    descriptor = os.open(region_path(name), os.O_RDWR)
+    lock = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, _native.RING_PARTICIPANTS, 1, 0)
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def test_one_who_was_stopped_in_the_ring_stops_nobody(name: str) -> None:
+    with shared_ring(name) as ring:
+        put(ring, "a")
+        mine = ring.claim(keys("b"))
+        with held_by_one_who_was_stopped(name):
+            claims = ring.claim(keys("a", "c"))
+            assert claims.outcome.tolist() == [Outcome.READY, Outcome.NO_SPACE]
+            assert ring.lookup(keys("a")).all()
+            ring.release(claims.slots[:1])
+            assert ring.abort(mine.slots).all()
+            assert not ring.drop(keys("a")).any()
+            with pytest.raises(StoreError, match="does not go on"):
+                ring.statistics()
+        ring.check_integrity()
+        assert ring.claim(keys("b", "c")).outcome.tolist() == [Outcome.OWNER] * 2
+        assert ring.drop(keys("a")).all()
+
+
+def test_a_ring_can_be_left_while_it_cannot_be_changed(name: str) -> None:
+    with shared_ring(name) as stays:
+        leaves = shared_ring(name)
+        leaves.claim(keys("a"))
+        with held_by_one_who_was_stopped(name):
+            leaves.close()
+        waits = stays.claim(keys("a"))
+        assert stays.wait(waits.slots, waits.version, timeout_s=10).tolist() == [Outcome.FAILED]
 
 
 def test_there_are_64_participants_and_no_more(name: str) -> None:

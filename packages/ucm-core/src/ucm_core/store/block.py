@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from ucm_core.errors import StoreError
 from ucm_core.flow.copy import BlockSource, BlockTarget
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
@@ -47,7 +49,7 @@ class BlockStoreStatistics:
     pins: int
     """Pins that were taken and not released."""
     ring: RingStatistics | None
-    """None where there is no ring."""
+    """None where there is no ring, or where it cannot be looked at now."""
 
 
 class BlockStore:
@@ -160,8 +162,9 @@ class BlockStore:
     def statistics(self) -> BlockStoreStatistics:
         """A moment of this store; the last one after `close`."""
         working = self._work.count
-        with self._work.entered() as entered:
-            ring = self._tiers.ring.statistics() if entered else self._last_ring
+        ring = self._last_ring
+        with self._work.entered() as entered, suppress(StoreError):  # a ring that cannot be looked at now
+            ring = self._tiers.ring.statistics() if entered else ring
         return BlockStoreStatistics(working, self._writer.pending, self._pinned.count, ring)
 
     def check_integrity(self) -> None:
@@ -181,7 +184,8 @@ class BlockStore:
             log.warning("row %s: closing with work under way after %.0f s", self._tiers.row, timeout_s)
             metrics.ERRORS.labels(where="store_close").inc()
             return  # the ring stays mapped: a thread may still write into it
-        self._last_ring = self._tiers.ring.statistics()
+        with suppress(StoreError):
+            self._last_ring = self._tiers.ring.statistics()
         self._pinned.forget()
         self._tiers.ring.close()
 

@@ -50,7 +50,7 @@ class Outcome(IntEnum):
     LOADING = 2
     """Somebody else fills the slot; `Ring.wait`."""
     NO_SPACE = 3
-    """Every slot is referenced: two rounds of the clock found no victim."""
+    """Every slot is referenced: two rounds of the clock found no victim. Or it cannot change now."""
     FAILED = 4
     """The owner gave up or died; release and claim again."""
     TIMEOUT = 5
@@ -96,6 +96,9 @@ class Ring:
     """One process's share of a ring, made by `Ring.open`. Calls may come from any thread; none holds the GIL.
 
     Calls after `close`, and calls in a forked child, raise ClosedError. Slots out of range are an IndexError.
+    A process that is stopped while it changes the ring stops nobody: what needs a change meanwhile is
+    NO_SPACE or not done, after two seconds the first time; `statistics` and `check_integrity` raise
+    StoreError.
     """
 
     def __init__(self, native: _native.Ring, path: Path | None) -> None:
