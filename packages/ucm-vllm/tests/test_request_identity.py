@@ -65,9 +65,9 @@ def test_salts_and_adapters_differ_from_each_other(tmp_path: Path) -> None:
 
 
 def test_the_engines_adapter_number_is_not_in_the_key(tmp_path: Path) -> None:
-    identities = RequestIdentities()
-    first = seed(request(lora_request=adapter(tmp_path, number=3)), identities)
-    assert seed(request(lora_request=adapter(tmp_path, number=11)), identities) == first
+    identities, lora = RequestIdentities(), adapter(tmp_path, number=3)
+    again = LoRARequest(lora_name="a", lora_int_id=11, lora_path=lora.lora_path)
+    assert seed(request(lora_request=again), identities) == seed(request(lora_request=lora), identities)
 
 
 def test_an_adapter_is_its_content(tmp_path: Path) -> None:
@@ -89,6 +89,40 @@ def test_an_adapter_that_changed_on_disk_is_not_cached_any_more(tmp_path: Path) 
 
 def test_an_adapter_that_is_replaced_in_place_is_not_cached(tmp_path: Path) -> None:
     assert RequestIdentities().of(request(lora_request=adapter(tmp_path, load_inplace=True))) is None
+
+
+def test_an_adapter_that_was_replaced_in_place_once_is_not_cached_any_more(tmp_path: Path) -> None:
+    """Its files may have changed after vLLM read them: only vLLM knows what it holds."""
+    identities = RequestIdentities()
+    assert identities.of(request(lora_request=adapter(tmp_path, load_inplace=True))) is None
+    assert identities.of(request(lora_request=adapter(tmp_path))) is None
+
+
+def test_an_adapter_that_changed_on_disk_is_not_cached_under_a_new_number_either(tmp_path: Path) -> None:
+    """The engine's own cache knows adapters by name and path: the new one gets the blocks of the old."""
+    identities = RequestIdentities()
+    assert identities.of(request(lora_request=adapter(tmp_path))) is not None
+    assert identities.of(request(lora_request=adapter(tmp_path, b"other weights", number=2))) is None
+
+
+def test_a_number_that_names_two_adapters_is_not_cached(tmp_path: Path) -> None:
+    """The engine goes on using the one that it loaded first."""
+    identities = RequestIdentities()
+    first, second = adapter(tmp_path, name="a"), adapter(tmp_path, b"others", name="b")
+    assert identities.of(request(lora_request=first)) is not None
+    assert identities.of(request(lora_request=second)) is None
+    assert identities.of(request(lora_request=first)) is None
+
+
+def test_a_large_adapter_that_is_distrusted_while_it_is_read_stays_so(tmp_path: Path) -> None:
+    digests = AdapterDigests(inline_bytes=0)
+    identities = RequestIdentities(digests)
+    lora = adapter(tmp_path)
+    identities.of(request(lora_request=lora))
+    replaced = LoRARequest(lora_name="a", lora_int_id=1, lora_path=lora.lora_path, load_inplace=True)
+    identities.of(request(lora_request=replaced))
+    digests.wait()
+    assert identities.of(request(lora_request=lora)) is None
 
 
 def test_an_adapter_without_files_is_not_cached(tmp_path: Path) -> None:

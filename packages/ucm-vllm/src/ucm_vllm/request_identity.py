@@ -18,6 +18,19 @@ INLINE_ADAPTER_BYTES = 64 << 20
 
 Signature = tuple[tuple[object, ...], ...]
 
+_DISTRUSTED: Signature = (("distrusted",),)
+"""Equals no signature of files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter as vLLM's own prefix cache tells adapters apart."""
+
+    name: str
+    """What requests call it."""
+    path: str
+    """Where its files lie."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestKeys:
@@ -28,47 +41,48 @@ class RequestKeys:
 
 
 class AdapterDigests:
-    """Content digests of LoRA adapters, computed once per (engine's adapter number, path).
+    """Content digests of LoRA adapters, computed once per (name, path).
 
-    vLLM reads an adapter's files once, at a time that it does not tell. So the files that were digested are
-    taken as the files that the engine holds only while they stay untouched: after any change, and for
-    adapters that are replaced in place, the digest is unknown for good, and unknown is not cacheable.
+    vLLM reads an adapter's files once per number, at a time that it does not tell, and its own prefix cache
+    knows adapters by name and path. So the files that were digested are taken as the files that the engine
+    holds only while they stay untouched and the number stays theirs: after any change, and for adapters that
+    are replaced in place, the digest is unknown for good, and unknown is not cacheable.
     """
 
     def __init__(self, inline_bytes: int = INLINE_ADAPTER_BYTES) -> None:
         self._inline_bytes = inline_bytes
         self._lock = threading.Lock()
-        self._known: dict[tuple[int, str], tuple[Signature, str | None]] = {}
+        self._known: dict[Adapter, tuple[Signature, str | None]] = {}
+        self._numbers: dict[int, Adapter] = {}
         self._threads: list[threading.Thread] = []
 
-    def digest(self, adapter_id: int, path: str) -> str | None:
-        """The hex digest of the adapter's files, or None while it is not known (or never will be)."""
-        signature = _signature(path)
+    def digest(self, adapter: Adapter, number: int) -> str | None:
+        """The hex digest of the adapter's files, or None while it is not known (or never will be).
+
+        ``number`` is vLLM's; the first adapter that bears it is the one that vLLM holds.
+        """
+        signature = _signature(adapter.path)
         with self._lock:
-            entry = self._known.get((adapter_id, path))
+            first = self._numbers.setdefault(number, adapter)
+            entry = self._known.get(adapter)
             if entry is None:
-                self._known[adapter_id, path] = (signature, None)
+                self._known[adapter] = (signature, None)
+        if first != adapter:
+            for each in (first, adapter):
+                self.distrust(each, f"number {number} also names {first.path!r} and {adapter.path!r}")
+            return None
         if entry is None:
-            return self._begin(adapter_id, path, signature)
+            return self._begin(adapter, signature)
         if entry[0] != signature:
-            self._forget(adapter_id, path)
+            self.distrust(adapter, "its files changed after vLLM may have read them")
             return None
         return entry[1]
 
-    def _begin(self, adapter_id: int, path: str, signature: Signature) -> str | None:
-        if not signature:
-            border.complaints.say(
-                "adapter", f"LoRA adapter {path!r} has no readable files: its requests are not cached"
-            )
-            return None
-        if sum(int(str(entry[3])) for entry in signature) <= self._inline_bytes:
-            return self._compute(adapter_id, path, signature)
-        thread = threading.Thread(
-            target=self._compute, args=(adapter_id, path, signature), name="ucm-adapter-digest", daemon=True
-        )
-        self._threads.append(thread)
-        thread.start()
-        return None
+    def distrust(self, adapter: Adapter, why: str) -> None:
+        """From now on the adapter's digest is unknown."""
+        border.complaints.say("adapter", f"LoRA adapter {adapter.path!r} is not cached any more: {why}")
+        with self._lock:
+            self._known[adapter] = (_DISTRUSTED, None)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait for digests that are being computed."""
@@ -76,26 +90,36 @@ class AdapterDigests:
             thread.join(timeout_s)
         self._threads = [thread for thread in self._threads if thread.is_alive()]
 
-    def _compute(self, adapter_id: int, path: str, signature: Signature) -> str | None:
+    def _begin(self, adapter: Adapter, signature: Signature) -> str | None:
+        if not signature:
+            border.complaints.say(
+                "adapter",
+                f"LoRA adapter {adapter.path!r} has no readable files: its requests are not cached",
+            )
+            return None
+        if sum(int(str(entry[3])) for entry in signature) <= self._inline_bytes:
+            return self._compute(adapter, signature)
+        thread = threading.Thread(
+            target=self._compute, args=(adapter, signature), name="ucm-adapter-digest", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+        return None
+
+    def _compute(self, adapter: Adapter, signature: Signature) -> str | None:
         try:
-            digest = adapter_digest(Path(path))
+            digest = adapter_digest(Path(adapter.path))
         except (UcmError, OSError) as error:
             border.failed("adapter_digest", error)
             return None
-        if _signature(path) != signature:
-            self._forget(adapter_id, path)
+        if _signature(adapter.path) != signature:
+            self.distrust(adapter, "its files changed while they were read")
             return None
         with self._lock:
-            self._known[adapter_id, path] = (signature, digest)
+            if self._known[adapter] != (signature, None):  # distrusted meanwhile
+                return None
+            self._known[adapter] = (signature, digest)
         return digest
-
-    def _forget(self, adapter_id: int, path: str) -> None:
-        border.complaints.say(
-            "adapter",
-            f"the files of LoRA adapter {path!r} changed after vLLM may have read them: not cached any more",
-        )
-        with self._lock:
-            self._known[adapter_id, path] = ((("changed",),), None)
 
 
 class RequestIdentities:
@@ -121,9 +145,12 @@ class RequestIdentities:
     def _lora(self, lora_request: Any) -> LoraIdentity | None:
         if lora_request is None:
             return None
-        replaced = getattr(lora_request, "load_inplace", False)
-        digest = None if replaced else self._adapters.digest(lora_request.lora_int_id, lora_request.lora_path)
-        return LoraIdentity(name=lora_request.lora_name, digest=digest)
+        adapter, digest = Adapter(lora_request.lora_name, lora_request.lora_path), None
+        if getattr(lora_request, "load_inplace", False):
+            self._adapters.distrust(adapter, "it is replaced in place")
+        else:
+            digest = self._adapters.digest(adapter, lora_request.lora_int_id)
+        return LoraIdentity(name=adapter.name, digest=digest)
 
 
 def _has_embeddings(request: Any) -> bool:
