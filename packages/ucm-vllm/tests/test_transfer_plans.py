@@ -69,6 +69,22 @@ def test_what_the_engine_holds_is_left_alone() -> None:
     assert (len(found.keys), pages(found)) == (2, {2, *range(14, 18)})
 
 
+@pytest.mark.parametrize(("group", "kept"), [(0, [1]), (0, [0, 2, 3]), (1, list(range(10, 17))), (2, [0, 0])])
+def test_a_token_without_a_block_cannot_be_loaded(group: int, kept: list[int]) -> None:
+    """The engine would take it for loaded."""
+    tables = [kept if index == group else table for index, table in enumerate(TABLES)]
+    assert PLANNER.load(verdict(256), tables) is None
+
+
+def test_a_window_may_begin_inside_its_first_block() -> None:
+    rows = {"window": (RowGroup(0, 16, (("l2", 0),)),)}
+    planner = TransferPlanner(EngineSpec(SpecTable((WINDOW,), 64), rows, 64))
+    half = [0] * 10 + list(range(40, 46))
+    found = Verdict(verdict(256).hit, {"window": range(2, 4)}, {"window": np.zeros((2, 32), dtype=np.uint8)})
+    (transfer,) = planner.load(found, [half]) or ()
+    assert pages(transfer) == set(range(40, 46))
+
+
 def test_a_state_without_a_block_cannot_be_loaded() -> None:
     assert PLANNER.load(verdict(128), TABLES) is None
 

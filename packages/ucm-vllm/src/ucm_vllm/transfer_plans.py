@@ -8,8 +8,8 @@ import numpy as np
 
 from ucm_core.coordinator.coordinator import Verdict
 from ucm_core.spec.layout import block_pieces
-from ucm_core.spec.table import SpecRow
-from ucm_vllm.block_tables import NULL_PAGE, PAYLOAD, held, of_payloads, state_pieces, whole
+from ucm_core.spec.table import RowKind, SpecRow
+from ucm_vllm.block_tables import NULL_PAGE, PAGE, PAYLOAD, held, of_payloads, state_pieces, whole
 from ucm_vllm.metadata import Int64s, Keys, RowTransfer
 from ucm_vllm.spec_from_engine import EngineSpec, RowGroup
 
@@ -26,7 +26,7 @@ class TransferPlanner:
         """Rows that hold blocks of tokens."""
 
     def load(self, verdict: Verdict, tables: Tables) -> tuple[RowTransfer, ...] | None:
-        """All that the verdict lists; None if the engine has no block for a state.
+        """All that the verdict lists; None if the engine has no place for some of it.
 
         Nothing is written over what the engine holds, not even in a block that it holds in part.
         """
@@ -35,6 +35,8 @@ class TransferPlanner:
         for row in self.block_rows:
             span = verdict.blocks[row.name]
             pieces = self._pieces(row, np.arange(span.start, span.stop), tables, from_token=local)
+            if not all(_has_place(row, part, len(span)) for _, part in pieces):
+                return None
             found = tuple((group, held(rows)) for group, rows in pieces)
             transfers.append(RowTransfer(row.name, verdict.keys[row.name], found))
         for row in self._spec.table.snapshot_rows:
@@ -111,6 +113,14 @@ def _state_page(group: RowGroup, position: int, tables: Tables) -> int:
     index, rest = divmod(position, group.page_tokens)
     table = tables[group.index]
     return NULL_PAGE if rest or not 0 < index <= len(table) else table[index - 1]
+
+
+def _has_place(row: SpecRow, pieces: Int64s, count: int) -> bool:
+    """Whether the engine keeps all of ``count`` blocks; a window may begin inside the first of them."""
+    kept = whole(pieces, count)
+    if row.kind is not RowKind.CHAIN or row.window is not None:
+        kept[:1] = (pieces[pieces[:, PAYLOAD] == 0, PAGE] != NULL_PAGE).any()
+    return bool(kept.all())
 
 
 def _pages_of(group: RowGroup, begin_tokens: int, end_tokens: int, tables: Tables) -> list[int]:
