@@ -34,11 +34,9 @@ def test_null_blocks_are_nobodys() -> None:
     assert 0 not in transfer().pages(np.ones(3, dtype=bool))
 
 
-def test_some_objects_of_a_transfer() -> None:
-    some = transfer().only(np.array([False, True, True]))
-    assert (some.keys == KEYS[1:]).all()
-    assert some.pieces[0][1][:, 0].tolist() == [0, 1, 1]
-    assert some.pieces[1][1].tolist() == [[0, 0, 17, 64, 64]]
+def test_a_load_writes_the_engine_blocks_of_all_its_rows() -> None:
+    assert LoadPlan("r", (transfer(), transfer()), asynchronous=False).pages() == {7, 9, 17}
+    assert LoadPlan("r", (), asynchronous=True).pages() == set()
 
 
 def test_a_plan_survives_pickling() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core.spec.identity import ModelIdentity
-from ucm_vllm.block_tables import NULL_PAGE, PAGE, PAYLOAD, Mask, of_payloads
+from ucm_vllm.block_tables import NULL_PAGE, PAGE, PAYLOAD, Mask
 
 Keys = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
@@ -33,11 +33,6 @@ class RowTransfer:
         """Engine blocks that any of ``objects`` (``bool[objects]``) touches."""
         touched = [rows[objects[rows[:, PAYLOAD]], PAGE] for _, rows in self.pieces]
         return {int(page) for pages in touched for page in pages} - {NULL_PAGE}
-
-    def only(self, objects: Mask) -> RowTransfer:
-        """The transfer of the objects in the mask."""
-        pieces = tuple((group, of_payloads(rows, objects)) for group, rows in self.pieces)
-        return RowTransfer(self.row, self.keys[objects], pieces)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
