@@ -63,7 +63,7 @@ def test_grains_of_another_size_are_served_nothing(runs: Runs) -> None:
 
 def test_the_engines_own_block_size_separates_nothing(runs: Runs) -> None:
     """What is stored does not know the engine's blocks: smaller ones resume from it too, and deeper."""
-    assert served_with(runs, "engine-blocks", block_size=32) == [256, 448]
+    assert served_with(runs, "engine-blocks", block_size=32, num_gpu_blocks_override=256) == [256, 448]
 
 
 def test_an_altered_checkpoint_differs_in_one_byte(runs: Runs) -> None:
