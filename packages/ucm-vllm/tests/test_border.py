@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 
 import pytest
 from prometheus_client import REGISTRY
 
-from ucm_vllm.border import Complaints, guarded
+from ucm_vllm.border import Complaints, guarded, join_log
 
 
 def errors(where: str) -> float:
@@ -55,3 +56,37 @@ def test_one_line_per_kind_and_interval(caplog: pytest.LogCaptureFixture) -> Non
         said.append(complaints.say("disk", "no space"))
     assert said == [True, False, True, True]
     assert "1 more of this kind" in caplog.records[-1].message
+
+
+# -- what is logged is read where the engine's own lines are
+
+
+def loggers_not_set_up(monkeypatch: pytest.MonkeyPatch) -> list[logging.Logger]:
+    """The packages' loggers as an engine finds them; for a test to call, the test runner sets them up."""
+    loggers = [logging.getLogger(name) for name in ("ucm_core", "ucm_vllm")]
+    for logger in loggers:
+        for name, value in (("propagate", False), ("handlers", []), ("level", logging.NOTSET)):
+            monkeypatch.setattr(logger, name, value)
+    return loggers
+
+
+def test_lines_go_where_the_engine_s_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    engine = logging.getLogger("test_engine")
+    engine.setLevel(logging.INFO)
+    engine.addHandler(logging.StreamHandler(written))
+    loggers_not_set_up(monkeypatch)
+    for _ in range(2):  # both halves may live in one process
+        join_log("test_engine")
+    logging.getLogger("ucm_core.store.root").info("a root")
+    logging.getLogger("ucm_vllm").debug("too small to tell")
+    assert written.getvalue() == "a root\n"
+
+
+def test_loggers_that_were_set_up_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    loggers, mine = loggers_not_set_up(monkeypatch), logging.NullHandler()
+    for logger in loggers:
+        logger.addHandler(mine)
+    logging.getLogger("test_engine").addHandler(logging.NullHandler())
+    join_log("test_engine")
+    assert [logger.handlers for logger in loggers] == [[mine], [mine]]

@@ -386,6 +386,19 @@ def test_a_cache_is_not_there_until_the_weights_are_known(tmp_path: Path) -> Non
     assert cache.current is None
 
 
+def test_an_open_cache_says_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="ucm_vllm"):
+        cache = EngineCache(
+            model_of(families.DENSE),
+            settings(tmp_path / "root"),
+            digest=lambda _: WEIGHTS,
+            start_wait_s=WAIT_S,
+        )
+    (line,) = [record.message for record in caplog.records if record.name.startswith("ucm_vllm")]
+    assert f"cache {tmp_path / 'root'}, namespace {cache.identity.namespace}, rows full;" in line
+    cache.close()
+
+
 def test_weights_without_a_digest_cache_nothing(tmp_path: Path) -> None:
     cache = EngineCache(model_of(families.DENSE), settings(tmp_path / "root"), start_wait_s=WAIT_S)
     assert cache.current is None

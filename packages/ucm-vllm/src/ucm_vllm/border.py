@@ -1,4 +1,7 @@
-"""The border to the engine's loop: whatever fails behind it is a miss, counted and logged, never raised."""
+"""The border to the engine's loop: whatever fails behind it is a miss, counted and logged, never raised.
+
+What is logged goes where the engine's own lines go.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,17 @@ R = TypeVar("R")
 LOG_INTERVAL_S = 60.0
 
 _log = logging.getLogger("ucm_vllm")
+
+
+def join_log(engine: str) -> None:
+    """Let the packages' loggers write where the logger ``engine`` writes, unless they were set up already."""
+    theirs = logging.getLogger(engine)
+    for name in ("ucm_core", "ucm_vllm"):
+        ours = logging.getLogger(name)
+        if not ours.hasHandlers():
+            ours.setLevel(theirs.getEffectiveLevel())
+            for handler in theirs.handlers:
+                ours.addHandler(handler)
 
 
 class Complaints:

@@ -76,6 +76,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        border.join_log("vllm")
         versions.probe(vllm.__version__, base=engine_base, output=engine_output).require()
         transfer = self._kv_transfer_config
         _refuse_settings(vllm_config, transfer)

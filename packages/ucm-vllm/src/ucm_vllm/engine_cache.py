@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.model import Model
 from ucm_core.store.stack import plan_rows
 from ucm_vllm import border
+
+_log = logging.getLogger(__name__)
 
 START_WAIT_S = 10.0
 """How long the engine's start may wait for the weights' digest; it goes on beside the start then."""
@@ -122,6 +125,7 @@ class EngineCache:
         except (UcmError, OSError) as error:
             border.failed("open", error)
         else:
+            _introduce(cache)
             self._replace(cache)
 
     def _replace(self, cache: Cache | None) -> Cache | None:
@@ -135,6 +139,16 @@ class EngineCache:
             if old is not None:
                 old.close()
         return self.current
+
+
+def _introduce(cache: Cache) -> None:
+    """One log line: where the cache is and how full; a root that cannot be used has said so itself."""
+    root, rows = cache.statistics().root, ", ".join(cache.stores)
+    if root.available:
+        _log.info(
+            "UCM: cache %s, namespace %s, rows %s; the files of all models hold %.1f of at most %.1f GB",
+            *(cache.config.root, cache.namespace, rows, root.used_bytes / 1e9, root.capacity_bytes / 1e9),
+        )
 
 
 def refuse_root(root: Path) -> None:
