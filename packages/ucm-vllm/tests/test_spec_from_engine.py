@@ -53,6 +53,15 @@ def test_how_a_table_is_loaded(name: str, groups: int, asynchronous: bool) -> No
     assert (spec.group_count, spec.loads_asynchronously) == (groups, asynchronous)
 
 
+def test_a_model_of_windows_only_loads_asynchronously() -> None:
+    """A failed block would send vLLM back to where its window, which was never loaded, is gone."""
+    layers = [families.attention(number) for number in range(4)]
+    config = {**families.COMMON, "model_type": "mistral", "num_hidden_layers": 4, "sliding_window": 64}
+    model = families.TinyModel(config, (families.group(layers, families.window()),))
+    spec = engine_spec(model.table, model.groups, spec_kind=kind, engine_align_tokens=128)
+    assert (spec.group_count, spec.loads_asynchronously) == (1, True)
+
+
 def test_one_row_may_live_in_several_groups() -> None:
     (row,) = families.GRANITE.table.snapshot_rows
     groups = spec_of(families.GRANITE).rows[row.name]

@@ -54,8 +54,13 @@ class EngineSpec:
 
     @property
     def loads_asynchronously(self) -> bool:
-        """True with several groups or a state (vLLM copies it before a synchronous load would fill it)."""
-        return self.group_count > 1 or bool(self.table.snapshot_rows)
+        """True where a synchronous load could not be filled in time, or could not fail safely.
+
+        vLLM copies a state before such a load would fill it, knows no failed blocks of several groups, and
+        goes back to a failed block of a window although what the window held before it was never loaded.
+        """
+        windows = any(row.window is not None for row in self.table.chain_rows)
+        return self.group_count > 1 or windows or bool(self.table.snapshot_rows)
 
 
 @dataclass(frozen=True, slots=True)
