@@ -341,10 +341,9 @@ inline void stat_objects(const char *path, const std::vector<ObjectName> &names,
   const Descriptor directory = open_directory(path);
   for (std::size_t n = 0; n < names.size(); ++n) {
     struct stat status;
-    present[n] = directory.valid() &&
+    present[n] = directory.valid() && stays_inside(directory.number(), names[n]) &&
                  ::fstatat(directory.number(), names[n].path.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
-                 S_ISREG(status.st_mode) && static_cast<std::uint64_t>(status.st_size) == object_bytes &&
-                 stays_inside(directory.number(), names[n]);
+                 S_ISREG(status.st_mode) && static_cast<std::uint64_t>(status.st_size) == object_bytes;
   }
 }
 
