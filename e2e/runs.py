@@ -154,8 +154,8 @@ class Runs:
 
 
 def complaints(log: str, root: Path) -> list[str]:
-    """The lines of a log about the root, but for vLLM's own, which show its arguments."""
-    return [line for line in log.splitlines() if str(root) in line and not line.startswith("(MainProcess")]
+    """The warnings of a log about the root."""
+    return [line for line in log.splitlines() if str(root) in line and " WARNING " in line]
 
 
 def observe_apart(engine: Engine, prompt: Prompt) -> tuple[Answer, Blocks]:

@@ -82,7 +82,7 @@ def test_a_write_that_stops_halfway_leaves_nothing(shelf):
 def test_a_failure_is_logged_once_per_kind(shelf, caplog):
     keys = make_keys(2)
     shelf.write(keys)
-    with caplog.at_level(logging.WARNING, logger="ucm.store"):
+    with caplog.at_level(logging.WARNING, logger="ucm_core.store"):
         for _ in range(3):
             failing("preadv", errno.EIO, lambda: shelf.read(keys))
         failing("preadv", errno.ESTALE, lambda: shelf.read(keys))
@@ -93,7 +93,7 @@ def test_a_failure_is_logged_once_per_kind(shelf, caplog):
 
 
 def test_a_file_system_that_refuses_direct_access_is_used_buffered(tmp_path, caplog):
-    with caplog.at_level(logging.INFO, logger="ucm.store"):
+    with caplog.at_level(logging.INFO, logger="ucm_core.store"):
         root = failing("openat", errno.EINVAL, lambda: CacheRoot(tmp_path).open(), flags=os.O_DIRECT)
     assert not root.direct
     assert sum("buffered" in record.message for record in caplog.records) == 1

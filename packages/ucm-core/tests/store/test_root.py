@@ -63,7 +63,7 @@ def test_a_root_that_cannot_be_made_is_a_miss_and_one_log_line(make, tmp_path, c
         "too_long": tmp_path / ("n" * 300),
         "pseudo": Path("/proc/ucm"),
     }
-    with caplog.at_level(logging.WARNING, logger="ucm.store"):
+    with caplog.at_level(logging.WARNING, logger="ucm_core.store"):
         root = CacheRoot(path[make]).open()
         assert not root.available
         tier = make_tier(root)
@@ -79,7 +79,7 @@ def test_a_root_that_cannot_be_made_is_a_miss_and_one_log_line(make, tmp_path, c
 
 def test_two_holds_on_one_unusable_root_say_so_once(tmp_path, caplog):
     (tmp_path / "file").touch()
-    with caplog.at_level(logging.WARNING, logger="ucm.store"):
+    with caplog.at_level(logging.WARNING, logger="ucm_core.store"):
         roots = [CacheRoot(tmp_path / "file" / "x").open() for _ in range(2)]
     assert not any(root.available for root in roots)
     assert len(caplog.records) == 1
@@ -120,7 +120,7 @@ def test_a_relative_root_keeps_its_place(tmp_path, monkeypatch):
 
 
 def test_the_mode_of_access_is_logged_once(tmp_path, caplog):
-    with caplog.at_level(logging.INFO, logger="ucm.store"), CacheRoot(tmp_path):
+    with caplog.at_level(logging.INFO, logger="ucm_core.store"), CacheRoot(tmp_path):
         assert [record.message for record in caplog.records if "file access" in record.message] == [
             f"cache root {tmp_path}: file access is O_DIRECT"
         ]

@@ -35,7 +35,7 @@ Codes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Results = npt.NDArray[np.int32]
 
-_log = logging.getLogger("ucm.store")
+_log = logging.getLogger("ucm_core.store")
 
 _MISS, _CORRUPT = 1, 2  # as read_objects says it; anything below zero is an errno
 _FULL = (-errno.ENOSPC, -errno.EDQUOT)

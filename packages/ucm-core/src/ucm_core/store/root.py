@@ -31,8 +31,8 @@ __all__ = ["CacheRoot", "Namespace", "NamespaceIdentity", "RootStatistics", "slu
 MAX_GENERATION = 1 << 63
 """A counter above it is damaged."""
 
-_log = logging.getLogger("ucm.store")
-_once = quiet_logger("ucm.store.root")  # both halves of an engine hold the root, often in one process
+_log = logging.getLogger("ucm_core.store")
+_once = quiet_logger("ucm_core.store.root")  # both halves of an engine hold the root, often in one process
 
 
 class NamespaceIdentity(Protocol):

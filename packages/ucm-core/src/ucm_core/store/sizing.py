@@ -52,7 +52,7 @@ def ring_slots(demands: Mapping[str, RingDemand], ring_bytes: int | None) -> dic
 
     >>> demands = {"full": RingDemand(8192, 64), "state": RingDemand(65536, 1024)}
     >>> ring_slots(demands, 1 << 20)
-    {'full': 35, 'state': 11}
+    {'full': 43, 'state': 10}
     """
     least_bytes = MIN_SLOTS * sum(demand.slot_bytes for demand in demands.values())
     if ring_bytes is not None and ring_bytes < least_bytes:
