@@ -139,6 +139,12 @@ def test_all_packages_have_one_version_and_adapters_pin_the_core() -> None:
         assert path.name == "ucm-core" or pin in dependencies, path
 
 
+def test_all_packages_tell_their_version() -> None:
+    for path in packages():
+        module = ROOT / path / "src" / path.name.replace("-", "_") / "__init__.py"
+        assert f'__version__ = "{project(path)["version"]}"\n' in module.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("field", ["license", "requires-python", "description"])
 def test_all_packages_say_the_same(field: str) -> None:
     values = {str(project(path)[field]) for path in packages()}

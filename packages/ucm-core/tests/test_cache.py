@@ -260,6 +260,24 @@ def test_blocks_may_begin_anywhere(cache: Cache) -> None:
     assert np.array_equal(cache.load(chain, cache.resolve(chain)).payloads["full"], blocks[:7])
 
 
+def test_payloads_of_another_type_are_refused_by_row(cache: Cache) -> None:
+    with pytest.raises(LayoutError, match=r"row 'full': blocks are float32.*need uint8\[blocks, 2, 1024\]"):
+        cache.save(cache.chain(TOKENS), {"full": blocks_of(FULL, 2).astype(np.float32)})
+
+
+def test_settings_as_a_mapping_are_refused_with_the_way(root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config is a dict; .*CacheConfig\.load"):
+        Cache.open({"root": str(root)}, DENSE, identity=identity_of(DENSE))  # type: ignore[arg-type]
+    assert not root.exists()
+
+
+def test_a_verdict_is_shown_in_tokens_not_in_keys(cache: Cache) -> None:
+    fill(cache)
+    text = repr(cache.resolve(cache.chain(TOKENS)))
+    assert "resume_tokens" in text
+    assert "array" not in text
+
+
 @pytest.mark.parametrize("shape", [(2, 1, 1024), (2, 2, 1023), (2, 2048)])
 def test_payloads_of_another_shape_are_refused(cache: Cache, shape: tuple[int, ...]) -> None:
     with pytest.raises(LayoutError, match=r"row 'full': blocks are uint8.*need uint8\[blocks, 2, 1024\]"):

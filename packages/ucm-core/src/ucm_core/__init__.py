@@ -68,6 +68,7 @@ from ucm_core.spec.units import Segment, UnitMap
 from ucm_core.store.block import BlockStore
 from ucm_core.store.snapshot import SnapshotStore
 
+__version__ = "0.1.0"
 __all__ = [
     "BlockSource",
     "BlockStore",

@@ -126,6 +126,7 @@ class Cache:
     ) -> Self:
         """Open the cache of ``identity``; ``config`` may be the root's directory, None = all defaults.
 
+        Settings in a file or a mapping: ``CacheConfig.load``.
         Where ``identity`` names no generation, the root's counter does. Raises, before any file is touched,
         `ucm_core.ConfigError` for settings that contradict the table, the identity or each other, and
         `ucm_core.StoreError` for a root that is a file.
@@ -375,7 +376,8 @@ class Cache:
         geometry = self._plans[row].geometry
         if not isinstance(blocks, np.ndarray):
             raise LayoutError(f"row {row!r}: blocks are a {type(blocks).__name__}, not a numpy array")
-        if blocks.ndim != 3 or blocks.shape[1:] != (geometry.shards, geometry.shard_bytes):
+        need = (geometry.shards, geometry.shard_bytes)
+        if blocks.dtype != np.uint8 or blocks.ndim != 3 or blocks.shape[1:] != need:
             raise LayoutError(
                 f"row {row!r}: blocks are {blocks.dtype}{list(blocks.shape)};"
                 f" need uint8[blocks, {geometry.shards}, {geometry.shard_bytes}]"
@@ -405,7 +407,14 @@ def _begin_block(first_block: int | Mapping[str, int], row: str) -> int:
 
 
 def _settings(config: str | os.PathLike[str] | None) -> CacheConfig:
-    return CacheConfig() if config is None else CacheConfig(root=os.fspath(config))
+    if config is None:
+        return CacheConfig()
+    if not isinstance(config, str | os.PathLike):
+        raise ConfigError(
+            f"config is a {type(config).__name__}; give the root's directory,"
+            " or CacheConfig.load(...) of a mapping"
+        )
+    return CacheConfig(root=os.fspath(config))
 
 
 def _check_grain(config: CacheConfig, table: SpecTable, identity: ModelIdentity) -> None:

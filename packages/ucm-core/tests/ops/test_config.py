@@ -81,6 +81,12 @@ def test_a_bad_value_names_its_key(key: str, value: object) -> None:
         CacheConfig.load({key: value})
 
 
+@pytest.mark.parametrize("size", ["lots", -1, "-5GB"])
+def test_a_size_that_is_none_is_told_how_sizes_are_given(size: object) -> None:
+    with pytest.raises(ConfigError, match="give a number of bytes, or text such as '10GB' or '10GiB'"):
+        CacheConfig.load({"disk_bytes": size})
+
+
 def test_blocks_are_whole_grains() -> None:
     assert CacheConfig(grain_tokens=16, block_tokens=48).block_tokens == 48
     with pytest.raises(ConfigError, match=r"block_tokens = 100 .* grain_tokens = 64; use 128"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 
 import numpy as np
@@ -52,7 +52,7 @@ class Verdict:
     """Per cached row the blocks to load: the coverage at ``hit.resume_tokens`` less what lies wholly in the
     engine's ``[0, local_tokens)``. A block that the engine holds in part is in it; never write over that
     part."""
-    keys: Mapping[str, Keys]
+    keys: Mapping[str, Keys] = field(repr=False)
     """Per cached row the object keys of ``blocks``, ``uint8[len(blocks[row]), 32]``."""
 
 

@@ -149,4 +149,6 @@ def _explain_one(detail: dict[str, object]) -> str:
         hint = f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}"
         return f"unknown setting {key!r}; {hint}"
     message = str(detail["msg"]).removeprefix("Value error, ")
+    if str(detail["type"]).startswith("byte_size"):
+        message = "give a number of bytes, or text such as '10GB' or '10GiB'"
     return f"setting {key!r} = {shown(detail['input'])}: {message}" if key else message

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ucm_core.errors import IdentityError
+from ucm_core.errors import IdentityError, shown
 from ucm_core.spec.dtypes import DTYPES
 from ucm_core.spec.encoding import canonical_json, digest_of
 
@@ -168,7 +168,7 @@ def _check_hex(name: str, digest: str | None) -> None:
     except (TypeError, ValueError):
         size = 0
     if size < 16 or digest != digest.lower():
-        raise IdentityError(f"{name} is {digest!r}; give at least 32 lower-case hex characters")
+        raise IdentityError(f"{name} is {shown(digest)}; give at least 32 lower-case hex characters")
 
 
 def _difference(left: Any, right: Any, path: str) -> str | None:
