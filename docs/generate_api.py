@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ HEADER = """# The public surface of ucm_core
 
 Made by `docs/generate_api.py` from `ucm_core.__all__` and the docstrings; change it there.
 Everything else in the package may change without notice.
+
+Users of the facade need `Cache`, `CacheConfig`, `canonical_table`, and `ModelIdentity` or `read_model`;
+the rest is for engine adapters.
 """
 
 Definition = ast.ClassDef | ast.FunctionDef
@@ -42,15 +46,19 @@ def render() -> str:
     homes = _imports(package)
     by_module: dict[str, list[str]] = {}
     for name in _public_names(package):
-        by_module.setdefault(homes.get(name, "ucm_core"), []).append(name)
+        by_module.setdefault(_home(name, homes[name]), []).append(name)
     parts = [HEADER]
     for module, names in by_module.items():
         definitions = _definitions(_parse(module))
         parts.append(f"## {module}\n")
-        parts.extend(
-            _describe(definitions[name]) if name in definitions else f"### {name}\n" for name in names
-        )
+        parts.extend(_describe(definitions[name]) for name in names)
     return "\n".join(parts)
+
+
+def _home(name: str, module: str) -> str:
+    """The module that defines ``name``; ``module`` may take it from there."""
+    tree = _parse(module)
+    return module if name in _definitions(tree) else _home(name, _imports(tree)[name])
 
 
 def _parse(module: str) -> ast.Module:
@@ -87,8 +95,9 @@ def _describe(node: Definition) -> str:
     lines = [f"### {node.name}\n", "```python", *_signature(node), "```\n"]
     lines.extend(_docstring(node))
     if isinstance(node, ast.ClassDef):
-        for member in node.body:
+        for member, after in itertools.zip_longest(node.body, node.body[1:]):
             lines.extend(_member(member))
+            lines.extend(_field(member, after))
     return "\n".join(lines)
 
 
@@ -114,6 +123,13 @@ def _member(node: ast.stmt) -> Iterator[str]:
     is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
     yield f"**`{node.name}`**\n" if is_property else f"**`{next(_signature(node))}`**\n"
     yield from _docstring(node)
+
+
+def _field(node: ast.stmt, after: ast.stmt | None) -> Iterator[str]:
+    """A field and the text under it."""
+    if isinstance(node, ast.AnnAssign | ast.Assign) and isinstance(after, ast.Expr):
+        name = ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
+        yield f"**`{name}`**: {inspect.cleandoc(ast.literal_eval(after.value))}\n"
 
 
 def _docstring(node: Definition) -> Iterator[str]:
