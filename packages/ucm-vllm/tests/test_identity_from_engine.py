@@ -32,7 +32,12 @@ def checkpoint(directory: Path, **changes: Any) -> Path:
 
 
 def engine(
-    directory: Path, *, model: dict[str, Any] | None = None, load_format: str = "auto", **cache: Any
+    directory: Path,
+    *,
+    model: dict[str, Any] | None = None,
+    load_format: str = "auto",
+    more: dict[str, Any] | None = None,
+    **cache: Any,
 ) -> Any:
     """A double of VllmConfig: the fields that are read, with vLLM's defaults."""
     fields = {"hf_overrides": {}, "hf_config_path": None, "dtype": "torch.bfloat16", "max_model_len": 2048}
@@ -41,6 +46,7 @@ def engine(
         model_config=SimpleNamespace(**fields),
         load_config=SimpleNamespace(load_format=load_format),
         cache_config=SimpleNamespace(**cache),
+        **(more or {}),
     )
 
 
@@ -66,6 +72,13 @@ def test_the_path_and_spelling_of_a_checkpoint_do_not_matter(tmp_path: Path) -> 
         {"model": {"dtype": "torch.float32"}},
         {"model": {"quantization": "fp8"}},
         {"calculate_kv_scales": True},
+        {"model": {"quantization": "fp8", "quantization_config": {"ignore": ["lm_head"]}}},
+        {"model": {"model_impl": "transformers"}},
+        {"model": {"multimodal_config": SimpleNamespace(mm_processor_kwargs={"num_crops": 4})}},
+        {"more": {"lora_config": SimpleNamespace(lora_dtype="torch.float32")}},
+        {"more": {"lora_config": SimpleNamespace(target_modules=["q_proj"])}},
+        {"more": {"mamba_config": SimpleNamespace(enable_stochastic_rounding=True)}},
+        {"more": {"additional_config": {"sparse": True}}},
     ],
 )
 def test_what_changes_values_changes_the_identity(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -93,6 +106,48 @@ def test_the_length_counts_where_the_rope_depends_on_it(tmp_path: Path) -> None:
     assert identify(engine(dynamic, model=short)).identity != identify(engine(dynamic, model=long)).identity
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"model_impl": "auto"}},
+        {"model": {"multimodal_config": None}},
+        {"more": {"lora_config": SimpleNamespace(lora_dtype="torch.bfloat16", target_modules=None)}},
+        {"more": {"additional_config": {}, "attention_config": SimpleNamespace(use_non_causal=False)}},
+    ],
+)
+def test_defaults_do_not_change_the_identity(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = checkpoint(tmp_path)
+    assert identify(engine(path, **changes)).identity == identify(engine(path)).identity
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}},
+        {"text_config": {"rope_scaling": {"type": "longrope"}}},
+    ],
+)
+def test_the_length_counts_where_only_a_part_has_such_a_rope(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = checkpoint(tmp_path, **changes)
+    short, long = ({"max_model_len": length} for length in (2048, 4096))
+    assert identify(engine(path, model=short)).identity != identify(engine(path, model=long)).identity
+
+
+def test_attention_that_looks_ahead_is_unknown(tmp_path: Path) -> None:
+    looking = {"attention_config": SimpleNamespace(use_non_causal=True)}
+    with pytest.raises(IdentityError, match="not causal"):
+        identify(engine(checkpoint(tmp_path), more=looking))
+
+
+def test_a_config_that_vllm_reads_from_another_file_is_unknown(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path)
+    for name in ("params.json", "consolidated.safetensors"):
+        (path / name).write_text("{}")
+    with pytest.raises(IdentityError, match=r"not config\.json"):
+        identify(engine(path))
+    assert identify(engine(path, model={"config_format": "hf"}))
+
+
 def test_the_block_size_is_in_the_table(tmp_path: Path) -> None:
     path = checkpoint(tmp_path)
     assert identify(engine(path)).table.digest != identify(engine(path), block_tokens=128).table.digest
@@ -110,6 +165,8 @@ def test_weights_that_are_not_the_checkpoints_files_are_unknown(tmp_path: Path, 
         ({"hf_overrides": lambda config: config}, "hf_overrides is a function"),
         ({"hf_config_path": "elsewhere"}, "the config comes from 'elsewhere'"),
         ({"model_weights": "s3://bucket"}, "streamed"),
+        ({"model_class_overrides": {"LlamaForCausalLM": "mine:Model"}}, "model_class_overrides"),
+        ({"config_format": "mistral"}, r"not config\.json"),
         ({"model": "nobody/has-this"}, "nobody/has-this"),
     ],
 )

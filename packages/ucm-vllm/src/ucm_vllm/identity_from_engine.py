@@ -7,6 +7,7 @@ the same computation.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,20 @@ READABLE_LOAD_FORMATS = ("auto", "hf", "safetensors", "fastsafetensors")
 
 LENGTH_DEPENDENT_ROPES = ("longrope", "su", "dynamic")
 """Rope types whose values depend on the engine's max_model_len, which therefore enters the config."""
+
+
+VALUE_OPTIONS = (
+    "additional_config",
+    "cache_config.calculate_kv_scales",
+    "cache_config.kv_sharing_fast_prefill",
+    "lora_config.target_modules",
+    "mamba_config.enable_stochastic_rounding",
+    "model_config.model_impl",
+    "model_config.multimodal_config.media_io_kwargs",
+    "model_config.multimodal_config.mm_processor_kwargs",
+    "model_config.multimodal_config.video_pruning_rate",
+)
+"""Paths in VllmConfig of options that change computed values when they are set."""
 
 
 def engine_model(vllm_config: Any, groups: Iterable[Any], *, config: CacheConfig) -> Model:
@@ -53,12 +68,33 @@ def checkpoint_directory(vllm_config: Any) -> Path:
         raise IdentityError(
             f"the config comes from {model.hf_config_path!r}, the weights from {model.model!r}"
         )
+    if getattr(model, "model_class_overrides", None):
+        raise IdentityError(f"model_class_overrides replace the model's code: {model.model_class_overrides}")
     directory = Path(model.model)
     if not directory.is_dir():
+        _refuse_other_hubs(load)
         directory = _hub_directory(model)
+    _require_config(model, directory)
+    return directory
+
+
+def _refuse_other_hubs(load: Any) -> None:
+    """The weights must lie in the hub's own cache: another copy may be another commit."""
+    if getattr(load, "download_dir", None):
+        raise IdentityError(f"the weights lie in download_dir = {load.download_dir!r}, the config elsewhere")
+    if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):
+        raise IdentityError("the model comes from ModelScope, whose cache is not read")
+
+
+def _require_config(model: Any, directory: Path) -> None:
+    """IdentityError unless vLLM reads ``config.json`` of ``directory`` too."""
     if not (directory / "config.json").is_file():
         raise IdentityError(f"{model.model!r} has no config.json to read")
-    return directory
+    config_format = str(getattr(model, "config_format", "auto"))
+    # vLLM prefers Mistral's own files where both are there
+    mistral = (directory / "params.json").is_file() and any(directory.glob("consolidated*.safetensors"))
+    if config_format not in ("auto", "hf") or (config_format == "auto" and mistral):
+        raise IdentityError(f"{model.model!r}: the config that vLLM reads is not config.json")
 
 
 def overrides_of(vllm_config: Any) -> dict[str, Any]:
@@ -86,17 +122,28 @@ def quantisation_of(vllm_config: Any, merged: Mapping[str, Any]) -> dict[str, An
     """Quantisation that the engine adds while it loads; what the checkpoint carries is in its config."""
     method = vllm_config.model_config.quantization
     carried = "quantization_config" in merged or "compression_config" in merged
-    return {} if method is None or carried else {"method": str(method)}
+    found = {} if method is None or carried else {"method": str(method)}
+    arguments = getattr(vllm_config.model_config, "quantization_config", None)
+    return found | ({"arguments": repr(arguments)} if arguments else {})
 
 
 def run_options_of(vllm_config: Any) -> dict[str, Any]:
     """Options that change computed values, only where they differ from what every engine does."""
-    options: dict[str, Any] = {}
-    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
-        options["calculate_kv_scales"] = True
-    if getattr(vllm_config.cache_config, "kv_sharing_fast_prefill", False):
-        options["kv_sharing_fast_prefill"] = True
-    return options
+    if _option(vllm_config, "attention_config.use_non_causal"):
+        raise IdentityError("attention is not causal: what is computed of a prefix depends on what follows")
+    options = {path.rpartition(".")[2]: _option(vllm_config, path) for path in VALUE_OPTIONS}
+    lora_dtype = _option(vllm_config, "lora_config.lora_dtype")
+    if lora_dtype not in (None, "auto", vllm_config.model_config.dtype):
+        options["lora_dtype"] = _dtype_name(lora_dtype)
+    return {name: value for name, value in options.items() if value and value not in ("auto", "vllm")}
+
+
+def _option(vllm_config: Any, path: str) -> Any:
+    """The attribute at ``path``; None where this vLLM has none, an enumeration's value for its member."""
+    found = vllm_config
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return getattr(found, "value", found)
 
 
 def refuse_parallelism(vllm_config: Any) -> None:
@@ -126,11 +173,17 @@ def _hub_directory(model: Any) -> Path:
 
 
 def _length_override(vllm_config: Any, merged: Mapping[str, Any]) -> dict[str, Any]:
-    scaling = merged.get("rope_parameters") or merged.get("rope_scaling") or {}
-    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
-    if kind not in LENGTH_DEPENDENT_ROPES:
+    if not _depends_on_length(merged):
         return {}
     return {"max_model_len": int(vllm_config.model_config.max_model_len)}
+
+
+def _depends_on_length(config: Mapping[str, Any]) -> bool:
+    """Whether a rope of ``config`` does: of the model, of a part of it, or of one type of layers."""
+    kind = config.get("rope_type", config.get("type"))
+    return kind in LENGTH_DEPENDENT_ROPES or any(
+        _depends_on_length(value) for value in config.values() if isinstance(value, Mapping)
+    )
 
 
 def _dtype_name(dtype: Any) -> str:
