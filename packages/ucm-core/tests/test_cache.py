@@ -79,6 +79,22 @@ def test_what_is_saved_is_resolved_and_loaded(cache: Cache) -> None:
     assert np.array_equal(loaded.payloads["full"], blocks_of(FULL, 8)[:7])
 
 
+def test_the_verdict_of_another_prompt_loads_only_what_both_share(cache: Cache) -> None:
+    fill(cache)
+    other = cache.chain(TOKENS[: 2 * GRAIN] + [7] * (6 * GRAIN))
+    loaded = cache.load(other, cache.resolve(cache.chain(TOKENS)))
+    assert loaded.resume_tokens == 2 * GRAIN
+    assert np.array_equal(loaded.payloads["full"], blocks_of(FULL, 8)[:2])
+
+
+def test_a_verdict_from_before_the_weights_changed_loads_nothing(cache: Cache) -> None:
+    fill(cache)
+    chain = cache.chain(TOKENS)
+    verdict = cache.resolve(chain)
+    cache.weights_changed()
+    assert cache.load(chain, verdict).resume_tokens == 0
+
+
 def test_another_cache_finds_it(cache: Cache, root: Path) -> None:
     fill(cache)
     cache.close()

@@ -228,11 +228,11 @@ class Cache:
     def load(self, chain: PrefixChain, verdict: Verdict) -> Loaded:
         """Load what ``verdict`` promises, or the deepest prefix of it that can still be loaded. Waits.
 
-        What is gone or damaged is told to the coordinator, so that the next verdict promises less.
+        Only bytes of ``chain`` come back, also for the verdict of another chain or of weights that changed
+        since. What is gone or damaged is told to the coordinator, so that the next verdict promises less.
         """
         space = self._opened()
-        if self.table.follower_rows:
-            verdict = space.coordinator.clamp(chain, verdict)
+        verdict = space.coordinator.clamp(chain, verdict)  # named anew by this chain
         while True:
             payloads = {row: self._blank(row, len(keys)) for row, keys in verdict.keys.items()}
             tickets = self.load_into(
