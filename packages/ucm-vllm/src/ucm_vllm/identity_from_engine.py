@@ -91,9 +91,9 @@ def _require_config(model: Any, directory: Path) -> None:
     if not (directory / "config.json").is_file():
         raise IdentityError(f"{model.model!r} has no config.json to read")
     config_format = str(getattr(model, "config_format", "auto"))
-    # vLLM prefers Mistral's own files where both are there
-    mistral = (directory / "params.json").is_file() and any(directory.glob("consolidated*.safetensors"))
-    if config_format not in ("auto", "hf") or (config_format == "auto" and mistral):
+    # vLLM prefers params.json beside consolidated weights where both formats are there
+    other = (directory / "params.json").is_file() and any(directory.glob("consolidated*.safetensors"))
+    if config_format not in ("auto", "hf") or (config_format == "auto" and other):
         raise IdentityError(f"{model.model!r}: the config that vLLM reads is not config.json")
 
 
