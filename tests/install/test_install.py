@@ -41,6 +41,13 @@ def test_the_wheel_holds_no_tests(package: str) -> None:
     assert [str(file) for file in files if "tests" in file.parts] == []
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_wheel_holds_the_licence(package: str) -> None:
+    files = importlib.metadata.files(package) or []
+    (licence,) = (file for file in files if file.name == "LICENSE")
+    assert licence.read_text() == (ROOT / "LICENSE").read_text()
+
+
 def test_the_example_of_the_readme_runs() -> None:
     result = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
     assert result.attempted > 0

@@ -209,6 +209,8 @@ bool probe_direct(const nb::bytes &directory, const nb::bytes &temporary_name) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // A ring may live as long as its process: the kernel lets go of it, and an engine's log stays clean.
+  nb::set_leak_warnings(false);
   m.def("crc32c", &crc32c, "buffer"_a, "seed"_a = 0, nb::kw_only(), "hardware"_a = true);
   m.def("gather", &copy<ucm::Direction::kGather>, "parts"_a.noconvert(), "pieces"_a.noconvert(),
         "payloads"_a.noconvert(), nb::kw_only(), "payload_bytes"_a = 0);
