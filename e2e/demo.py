@@ -32,6 +32,10 @@ from e2e.models import MODELS, connector, llm_arguments, tokens
 LAYERS, HIDDEN, INNER = 8, 512, 1408
 """Sizes at which a prompt of 4K tokens takes seconds on two cores, and the checkpoint 44 MiB."""
 ANSWER_TOKENS = 8
+CAPTION = (
+    "Seconds to the first token, cold: in the first process, which only saves; warm: in the new process, "
+    "which loads. vLLM's own prefix cache is off in both: what is not computed comes from UCM."
+)
 WARM_UP = Prompt(tokens(40, seed=1))
 """Shorter than a block, so nothing of it is saved; the first request of a process pays for its set-up."""
 
@@ -66,7 +70,7 @@ def problems(turns: Sequence[Turn]) -> list[str]:
 
 def table_of(turns: Sequence[Turn]) -> Table:
     """The closing table, a line per turn."""
-    table = Table(title="One conversation, two processes", caption="cold, warm: seconds to the first token")
+    table = Table(title="One conversation, two processes", caption=CAPTION)
     headings = ("turn", "prompt tokens", "from UCM", "computed", "cold", "warm", "sooner", "tokens equal")
     for heading in headings:
         table.add_column(heading, justify="right")
@@ -129,6 +133,8 @@ class Demo:
 
     @contextmanager
     def _step(self, name: str, total: int = 1) -> Iterator[Callable[[], None]]:
+        if not self._progress.console.is_terminal:  # a log has no live display: say what begins
+            self._progress.console.print(f"{name} ...")
         task = self._progress.add_task(name, total=total)
         yield lambda: self._progress.advance(task)
         self._progress.update(task, completed=total)
