@@ -10,7 +10,7 @@ from e2e.runs import Runs
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Engines, and the runs of this session that several stories look at."""
+    """Engines, and the runs that several stories look at."""
     python = os.environ.get("UCM_VLLM_PYTHON")
     if python is None:
         pytest.fail("UCM_VLLM_PYTHON must name the python of an environment with vLLM, ucm-core and ucm-vllm")

@@ -1,4 +1,4 @@
-"""The runs that several stories look at, each made once a session by processes that have ended by then."""
+"""The runs that several stories look at, each made once, by processes that have ended by then."""
 
 import itertools
 import shutil
@@ -70,7 +70,7 @@ class Resumed:
 
 
 class Runs:
-    """Starts engines; remembers the runs and the checkpoints of this session."""
+    """Starts engines; remembers the runs and the checkpoints so far."""
 
     def __init__(self, python: Path, directory: Path) -> None:
         self.directory = directory
