@@ -37,15 +37,20 @@ def regions() -> set[Path]:
     return set(SHARED_MEMORY.glob("ucm-*"))
 
 
+def under_way(root: Path) -> bool:
+    return bool(objects.temporaries(root)) and len(objects.objects(root)) > 3
+
+
 def kill_while_saving(engine: Engine, root: Path) -> None:
-    """Freeze the engine again and again until a write is under way, then kill it there."""
+    """Watch until a write is under way, freeze the engine, and kill it if the write still is."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
-        engine.signal(signal.SIGSTOP)
-        if objects.temporaries(root) and len(objects.objects(root)) > 3:
-            engine.kill()
-            return
-        engine.signal(signal.SIGCONT)
+        if under_way(root):
+            engine.signal(signal.SIGSTOP)
+            if under_way(root):
+                engine.kill()
+                return
+            engine.signal(signal.SIGCONT)
     pytest.fail(f"no write was seen under way within {LIMIT_S} s")
 
 
