@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import pytest
 from doubles import StoreDouble
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 from ucm_core.coordinator.checkpoints import Checkpoints
 from ucm_core.coordinator.lookups import Keys
 from ucm_core.errors import SpecError
+
+Ask = Callable[[Checkpoints, Keys], object]
 
 
 def keys(*numbers: int) -> Keys:
@@ -65,21 +69,80 @@ def test_confirming_corrects_the_memory(store: StoreDouble, directory: Checkpoin
 
 def test_rebuild_replaces_the_memory(store: StoreDouble, directory: Checkpoints) -> None:
     directory.register(keys(8))
-    directory.rebuild(keys(1, 2, 3)[:, :16])
+    assert directory.rebuild([keys(1, 2)[:, :16], keys(3)[:, :16]]) == 3
     assert directory.held(keys(1, 2, 3)).all()
     assert store.asked == []
     assert not directory.held(keys(8)).any()
 
 
-def test_an_answer_from_before_a_removal_is_not_remembered(store: StoreDouble) -> None:
-    def slow(wanted: Keys) -> np.ndarray:
-        answer = store.lookup(wanted).astype(bool)
-        directory.remove(keys(1))
-        return answer
+def test_a_rebuild_holds_no_more_than_the_memory_and_lists_no_further(store: StoreDouble) -> None:
+    listed: list[int] = []
 
-    directory = Checkpoints(slow, capacity=100)
-    directory.held(keys(1))
-    assert directory.statistics().entries == 0
+    def slices() -> Iterator[Keys]:
+        for number in range(0, 100, 4):
+            listed.append(number)
+            yield keys(*range(number, number + 4))
+
+    directory = Checkpoints(store.lookup, capacity=10)
+    assert directory.rebuild(slices()) == 10
+    assert listed == [0, 4, 8, 12]
+
+
+def test_a_rebuild_does_not_bring_back_what_was_removed_meanwhile(directory: Checkpoints) -> None:
+    def slices() -> Iterator[Keys]:
+        yield keys(1)
+        directory.remove(keys(3))  # its load failed
+        yield keys(2, 3)
+
+    assert directory.rebuild(slices()) == 1
+
+
+def test_a_rebuild_keeps_what_was_reported_meanwhile(store: StoreDouble, directory: Checkpoints) -> None:
+    def slices() -> Iterator[Keys]:
+        yield keys(1)
+        directory.register(keys(9))
+        yield keys(2)
+
+    assert directory.rebuild(slices()) == 3
+    assert directory.held(keys(1, 2, 9)).all()
+    assert store.asked == []
+
+
+class TestAnswersOnTheirWay:
+    """C-34: a late old answer, of either kind, does not override what was told since."""
+
+    def directory(self, store: StoreDouble, meanwhile: Callable[[Checkpoints], None]) -> Checkpoints:
+        """Something happens after the store has answered and before the answer arrives."""
+
+        def slow(wanted: Keys) -> np.ndarray:
+            answer = store.lookup(wanted).astype(bool)
+            meanwhile(directory)
+            return answer
+
+        directory = Checkpoints(slow, capacity=100)
+        return directory
+
+    @pytest.mark.parametrize("ask", [Checkpoints.held, Checkpoints.confirm])
+    def test_present_from_before_a_failed_load(self, store: StoreDouble, ask: Ask) -> None:
+        directory = self.directory(store, lambda it: it.remove(keys(1)))
+        ask(directory, keys(1))
+        assert directory.statistics().entries == 0
+
+    @pytest.mark.parametrize("ask", [Checkpoints.held, Checkpoints.confirm])
+    def test_absent_from_before_a_save(self, store: StoreDouble, ask: Ask) -> None:
+        directory = self.directory(store, lambda it: it.register(keys(7)))
+        ask(directory, keys(7))
+        assert directory.statistics().entries == 1
+
+    def test_present_from_before_another_question_found_it_gone(self, store: StoreDouble) -> None:
+        def evicted(directory: Checkpoints) -> None:
+            if store.lookup(keys(1)).any():
+                store.drop(keys(1))
+                assert not directory.confirm(keys(1)).any()
+
+        directory = self.directory(store, evicted)
+        directory.held(keys(1))
+        assert directory.statistics().entries == 0
 
 
 def test_nothing_to_ask(store: StoreDouble, directory: Checkpoints) -> None:
@@ -129,7 +192,7 @@ def test_it_never_denies_what_the_store_holds(events: list[tuple[str, int]]) -> 
             store.drop(keys(number))
             directory.remove(keys(number))
         elif event == "rebuild":
-            directory.rebuild(keys())
+            directory.rebuild(keys(*(name[0] for name in sorted(store.names))) for _ in range(1))
         held = directory.held(keys(number)).any()
         assert held or not store.lookup(keys(number)).any()
         assert directory.confirm(keys(number)).tolist() == store.lookup(keys(number)).astype(bool).tolist()

@@ -140,6 +140,39 @@ def test_all_keys_are_found_again(shelf):
     assert sorted(map(bytes, found)) == sorted(map(bytes, keys))
 
 
+@pytest.mark.parametrize(("slice_names", "sizes"), [(4096, [20]), (8, [8, 8, 4]), (5, [5, 5, 5, 5])])
+def test_names_are_listed_in_bounded_slices(slice_names, sizes, shelf, monkeypatch):
+    monkeypatch.setattr("ucm_core.store.files.SLICE_NAMES", slice_names)
+    keys = make_keys(20)
+    shelf.write(keys)
+    folder = shelf.file(keys[0]).parent
+    for foreign in ("note.txt", f".{'0' * 32}.1-1.tmp", f"{'0' * 32}.h0-2", f"{'0' * 31}.hx"):
+        (folder / foreign).touch()
+    (folder.parent / "0000").mkdir()
+    (folder.parent / "0000" / f"{'0' * 32}.hx").touch()
+    slices = list(shelf.tier.names())
+    assert [len(names) for names in slices] == sizes
+    assert sorted(map(bytes, np.concatenate(slices))) == sorted(map(bytes, keys[:, :16]))
+
+
+def test_a_tier_without_files_has_no_names(shelf):
+    assert list(shelf.tier.names()) == []
+    shelf.write(make_keys(1))
+    shelf.root.close()
+    assert list(shelf.tier.names()) == []
+
+
+def test_a_folder_that_cannot_be_listed_ends_the_enumeration(shelf, monkeypatch):
+    shelf.write(make_keys(20))
+
+    def broken(path):
+        raise OSError(5, "EIO")
+
+    monkeypatch.setattr("ucm_core.store.names._regular_files", broken)
+    assert list(shelf.tier.names()) == []
+    assert shelf.tier.statistics().failed == 1
+
+
 def test_segments_and_rows_do_not_see_each_other(shelf):
     keys, payloads = make_keys(1), Payloads(1)
     shelf.tier.write(keys, payloads.addresses)

@@ -2,7 +2,8 @@
 
 A key it does not know is asked of the store, in one batch, so it works across processes, engines and restarts
 without any protocol. Only presence is remembered. Nothing is announced on eviction: an entry may be stale, so
-the coordinator confirms the state that it is about to promise, and a failed load removes the entry.
+the coordinator confirms the state that it is about to promise, and a failed load removes the entry. An
+answer that was on its way when something newer was told changes nothing here, whichever it says.
 
 Entries are object names (16 bytes): a digest commits to its position and a key to its row, so neither is
 kept.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,8 +52,9 @@ class Checkpoints:
         self._capacity = capacity
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, None] = OrderedDict()
-        # Raised by every removal: an answer that was asked for before is then not remembered.
-        self._generation = 0
+        # An answer "present" is remembered only if nothing was removed while it was on its way, and one
+        # "absent" removes only if nothing was registered.
+        self._removals = self._registrations = 0
         self._answered = 0
         self._asked = 0
 
@@ -60,18 +62,17 @@ class Checkpoints:
         """Return which states exist, ``bool[n]``: from memory, the rest asked of the store in one batch."""
         known = self._recall(keys)
         unknown = np.flatnonzero(~known)
-        known[unknown] = self._ask(keys[unknown])
+        known[unknown] = self._ask(keys[unknown], forget_absent=False)
         return known
 
     def confirm(self, keys: Keys) -> Mask:
         """Return which states the store holds now, ``bool[n]``; corrects the memory both ways."""
-        held = self._ask(keys)
-        self.remove(keys[~held])
-        return held
+        return self._ask(keys, forget_absent=True)
 
     def register(self, keys: Keys) -> None:
         """Note that the states under ``keys`` were stored."""
         with self._lock:
+            self._registrations += 1
             self._remember(names_of(keys))
 
     def remove(self, keys: Keys) -> None:
@@ -79,16 +80,24 @@ class Checkpoints:
         if not len(keys):
             return
         with self._lock:
-            self._generation += 1
-            for name in names_of(keys):
-                self._known.pop(name, None)
+            self._forget(names_of(keys))
 
-    def rebuild(self, keys: Keys) -> None:
-        """Replace the memory by an enumeration of the store, ``uint8[n, 16 or 32]``."""
+    def rebuild(self, slices: Iterable[Keys]) -> int:
+        """Replace the memory by an enumeration of the store; return how many states are known now.
+
+        ``slices`` are ``uint8[n, 16 or 32]`` each. It ends early when the memory is full, and when a state is
+        removed meanwhile: what was listed before that is old. What is not known is asked as before.
+        """
         with self._lock:
-            self._generation += 1
             self._known.clear()
-            self._remember(names_of(keys))
+            removals = self._removals
+        for names in slices:
+            with self._lock:
+                room = self._capacity - len(self._known)
+                if not room or removals != self._removals:
+                    break
+                self._remember(names_of(names[:room]))
+        return self.statistics().entries
 
     def statistics(self) -> CheckpointStatistics:
         """Return a snapshot of the counts."""
@@ -110,17 +119,24 @@ class Checkpoints:
             self._answered += int(known.sum())
         return known
 
-    def _ask(self, keys: Keys) -> Mask:
+    def _ask(self, keys: Keys, *, forget_absent: bool) -> Mask:
         if not len(keys):
             return np.zeros(0, dtype=np.bool_)
         with self._lock:
-            generation = self._generation
+            removals, registrations = self._removals, self._registrations
             self._asked += len(keys)
         held = self._lookup(keys)
         with self._lock:
-            if generation == self._generation:
+            if removals == self._removals:
                 self._remember(names_of(keys[held]))
+            if forget_absent and registrations == self._registrations:
+                self._forget(names_of(keys[~held]))
         return held
+
+    def _forget(self, names: list[bytes]) -> None:
+        self._removals += bool(names)
+        for name in names:
+            self._known.pop(name, None)
 
     def _remember(self, names: list[bytes]) -> None:
         for name in names:

@@ -8,7 +8,7 @@ makes it say more.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
@@ -144,12 +144,12 @@ class Coordinator:
         """Note that ``keys`` of a row were stored: suspects are cleared, states enter the directory."""
         self._shelf(row_name).saved(keys)
 
-    def rebuild(self, row_name: str, keys: Keys) -> None:
-        """Fill a snapshot row's directory from an enumeration of its store, ``uint8[n, 16 or 32]``."""
+    def rebuild(self, row_name: str, slices: Iterable[Keys]) -> int:
+        """Fill a snapshot row's directory from an enumeration of its store; see `Checkpoints.rebuild`."""
         directory = self._shelf(row_name).checkpoints
         if directory is None:
             raise SpecError(f"row {row_name!r} has no directory; only snapshot rows have one")
-        directory.rebuild(keys)
+        return directory.rebuild(slices)
 
     def keys(self, chain: PrefixChain, row_name: str, *, begin_block: int, end_block: int) -> Keys:
         """Return the object keys of the blocks ``[begin_block, end_block)`` of a row, ``uint8[n, 32]``.

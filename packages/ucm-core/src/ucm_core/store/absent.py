@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -51,6 +52,9 @@ class ObjectStore(Protocol):
 
     def drop(self, keys: Keys) -> None:
         """Remove objects."""
+
+    def names(self) -> Iterator[Keys]:
+        """Names of what lies on the medium, in slices."""
 
     def statistics(self) -> BlockStoreStatistics:
         """A moment of this store."""
@@ -112,6 +116,10 @@ class AbsentStore:
 
     def drop(self, keys: Keys) -> None:
         """Nothing to drop."""
+
+    def names(self) -> Iterator[Keys]:
+        """None."""
+        return iter(())
 
     def statistics(self) -> BlockStoreStatistics:
         """All zero."""

@@ -15,7 +15,7 @@ ticket and counters.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -158,6 +158,12 @@ class BlockStore:
             if entered:
                 self._tiers.ring.drop(keys)
                 self._tiers.files.drop(keys)
+
+    def names(self) -> Iterator[Keys]:
+        """Names (the first 16 bytes of each key, ``uint8[n, 16]``) of what lies on the medium, in slices."""
+        slices = self._tiers.files.names()
+        while not self._work.closed and (found := next(slices, None)) is not None:
+            yield found
 
     def statistics(self) -> BlockStoreStatistics:
         """A moment of this store; the last one after `close`."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import logging
 import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,11 @@ Keys = npt.NDArray[np.uint8]
 Addresses = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
+Names = npt.NDArray[np.uint8]
 Results = npt.NDArray[np.int32]
+
+SLICE_NAMES = 4096
+"""The most names that one step of an enumeration holds: 64 KiB."""
 
 _log = logging.getLogger("ucm_core.store")
 
@@ -153,6 +158,18 @@ class FileTier:
         found = [key for key in map(self._key_of, self._files()) if key is not None]
         return np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, 32)
 
+    def names(self) -> Iterator[Names]:
+        """Yield the names of all objects here, ``uint8[n, 16]`` with ``n`` at most `SLICE_NAMES`.
+
+        From the folders alone: no file is opened. What is written or removed meanwhile may be in it or not.
+        """
+        listed = map(_name_of, self._files())
+        try:
+            while found := list(itertools.islice(listed, SLICE_NAMES)):
+                yield np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, names.NAMED_BYTES)
+        except OSError as error:
+            self._tell("list", _failure(error))
+
     def statistics(self) -> FileStatistics:
         """Return the counts so far."""
         with self._lock:
@@ -234,6 +251,10 @@ class FileTier:
             key[: names.NAMED_BYTES].hex()
         )
         return key if ours else None
+
+
+def _name_of(entry: os.DirEntry[str]) -> bytes:
+    return bytes.fromhex(entry.name[: 2 * names.NAMED_BYTES])
 
 
 def _codes(results: Results) -> Codes:

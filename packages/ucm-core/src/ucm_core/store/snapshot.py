@@ -7,7 +7,7 @@ size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +65,10 @@ class SnapshotStore:
         """``bool[n]``: which of the states ``uint8[n, 32]`` are stored."""
         return self.blocks.lookup(keys)
 
+    def names(self) -> Iterator[Keys]:
+        """Names of the states on the medium; see `ucm_core.store.block.BlockStore.names`."""
+        return self.blocks.names()
+
     def drop(self, keys: Keys) -> None:
         """Remove states."""
         self.blocks.drop(keys)
@@ -75,7 +79,7 @@ class SnapshotStore:
         Raises `ucm_core.NoSpace` when the ring has no slot to give.
         """
         donation = self.blocks.reserve(key)
-        return None if donation is None else StateDonation(donation, self._fields)
+        return None if donation is None else StateDonation(donation, self._fields, units=self._units)
 
     def _checked(self, state: State) -> dict[str, npt.NDArray[np.uint8]]:
         expected = {field.name: self._units * field.size_bytes for field in self._fields}
@@ -90,19 +94,32 @@ class SnapshotStore:
 class StateDonation:
     """A state that is written in place (`ucm_core.store.donation.Donation` by part instead of by shard)."""
 
-    def __init__(self, donation: Donation, fields: tuple[_Field, ...]) -> None:
+    def __init__(self, donation: Donation, fields: tuple[_Field, ...], *, units: int) -> None:
         self._donation = donation
         self._fields = {field.name: field for field in fields}
+        # What nobody asked for still holds bytes of whatever lay there before.
+        self._unwritten = {(unit, field.name) for unit in range(units) for field in fields}
 
     def part(self, name: str, unit: int = 0) -> memoryview:
         """Writable bytes of one part of one unit; raises ``ValueError`` when used after commit or abort."""
         if name not in self._fields:
             raise LayoutError(f"part {name!r}: no such part; the row has {', '.join(self._fields)}")
         field = self._fields[name]
-        return self._donation.view(unit, begin=field.begin, end=field.end)
+        view = self._donation.view(unit, begin=field.begin, end=field.end)
+        self._unwritten.discard((unit, name))
+        return view
 
     def commit(self) -> Ticket:
-        """Store the state; every part of every unit must have been written. See `Donation.commit`."""
+        """Store the state; every part of every unit must have been written. See `Donation.commit`.
+
+        Raises `ucm_core.LayoutError` naming the first part that was never asked for; nothing is stored then.
+        """
+        if self._unwritten:
+            unit, name = min(self._unwritten)
+            raise LayoutError(
+                f"part {name!r} of unit {unit} was never written, and {len(self._unwritten) - 1} more parts;"
+                " write every part before commit, or abort"
+            )
         return self._donation.commit()
 
     def abort(self) -> None:

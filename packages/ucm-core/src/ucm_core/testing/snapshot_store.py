@@ -48,6 +48,10 @@ def blank_state(fill: int = UNTOUCHED) -> State:
     return {name: np.full_like(part, fill) for name, part in state_of(0).items()}
 
 
+def _part(name: str) -> Part:
+    return next(part for part in ROW.parts if part.name == name)
+
+
 def key_of(number: int) -> npt.NDArray[np.uint8]:
     """One key, ``uint8[32]``."""
     return keys_of(number).reshape(32)
@@ -95,6 +99,14 @@ class SnapshotStoreTests:
         assert same(self.get(store, 1), state_of(1))
         assert same(self.get(store, 2), state_of(2))
         assert store.exists(keys_of(1, 2, 3)).tolist() == [True, True, False]
+
+    def test_what_is_on_the_medium_is_named(self, store: SnapshotStore) -> None:
+        self.put(store, 1)
+        self.put(store, 2)
+        names = np.concatenate(list(store.names()))
+        assert sorted(map(bytes, names)) == sorted(map(bytes, keys_of(1, 2)[:, :16]))
+        store.blocks.close()
+        assert list(store.names()) == []
 
     def test_parts_may_have_any_dtype(self, store: SnapshotStore) -> None:
         state = {name: part.copy() for name, part in state_of(1).items()}
@@ -200,6 +212,9 @@ class SnapshotStoreTests:
     def test_memory_still_in_use_is_not_taken_over(self, store: SnapshotStore, end: str) -> None:
         donation = store.reserve(key_of(1))
         assert donation is not None
+        for name in ("ssm", "conv", "aux1", "aux2"):
+            donation.part(name, 0)
+            donation.part(name, 1)
         array = np.frombuffer(donation.part("ssm"), dtype=np.uint8)
         part = donation.part("conv")[2:4]
         with pytest.raises(StoreError, match="still uses the donated memory"):
@@ -210,9 +225,24 @@ class SnapshotStoreTests:
         del part
         getattr(donation, end)()
 
+    def test_a_state_with_a_part_that_nobody_wrote_is_not_stored(self, store: SnapshotStore) -> None:
+        """C-27: what a donor leaves out would be bytes of another state."""
+        donation = store.reserve(key_of(1))
+        assert donation is not None
+        for unit, name in ((0, "ssm"), (0, "conv"), (0, "aux1"), (0, "aux2"), (1, "ssm"), (1, "aux2")):
+            donation.part(name, unit)[:] = bytes(ROW.part_bytes(_part(name)))
+        with pytest.raises(LayoutError, match="part 'aux1' of unit 1 was never written, and 1 more parts"):
+            donation.commit()
+        assert not store.exists(keys_of(1))[0]
+        donation.abort()
+        assert not store.exists(keys_of(1))[0]
+
     def test_a_donation_ends_once(self, store: SnapshotStore) -> None:
         donation = store.reserve(key_of(1))
         assert donation is not None
+        for part in ROW.parts:
+            for unit in range(len(ROW.units)):
+                donation.part(part.name, unit)
         assert donation.commit().wait_durable(WAIT_S)
         with pytest.raises(StoreError, match="the donation is over"):
             donation.commit()
