@@ -21,6 +21,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from ucm_core.coordinator.accounts import TokenAccount
 from ucm_core.coordinator.coordinator import Coordinator, CoordinatorStatistics, Verdict
 from ucm_core.errors import ClosedError, ConfigError, LayoutError, SpecError, StoreError, UcmError
 from ucm_core.flow.copy import BlockTarget, BufferBlocks
@@ -217,7 +218,6 @@ class Cache:
             align_tokens=align_tokens,
         )
         self.touch(verdict)
-        metrics.HIT_TOKENS.inc(verdict.hit.new_tokens)
         return verdict
 
     def touch(self, verdict: Verdict) -> None:
@@ -230,8 +230,10 @@ class Cache:
 
         Only bytes of ``chain`` come back, also for the verdict of another chain or of weights that changed
         since. What is gone or damaged is told to the coordinator, so that the next verdict promises less.
+        Counts one request, with what the verdict promised and what came; `resolve` counts none.
         """
         space = self._opened()
+        account = _account(verdict)
         verdict = space.coordinator.clamp(chain, verdict)  # named anew by this chain
         while True:
             payloads = {row: self._blank(row, len(keys)) for row, keys in verdict.keys.items()}
@@ -241,6 +243,7 @@ class Cache:
             tickets.wait()
             failed = self._failed_units(verdict, tickets)
             if not failed:
+                account.delivered(verdict.hit.new_tokens).count()
                 return Loaded(verdict, payloads)
             verdict = space.coordinator.rewind(chain, verdict, failed=failed)
 
@@ -407,6 +410,12 @@ class Cache:
     def _blank(self, row: str, count: int) -> Payloads:
         geometry = self._plans[row].geometry
         return np.zeros((count, geometry.shards, geometry.shard_bytes), dtype=np.uint8)
+
+
+def _account(verdict: Verdict) -> TokenAccount:
+    prompt = verdict.hit.ask.request_tokens
+    local = min(verdict.hit.ask.local_tokens, prompt)
+    return TokenAccount(prompt, local).promised(verdict.hit.new_tokens)
 
 
 def _begin_block(first_block: int | Mapping[str, int], row: str) -> int:

@@ -17,7 +17,8 @@ class BrokenPages:
     """Garbage blocks of the only engine group (loads of several groups fail by request instead)."""
 
     def __init__(self, page_tokens: int) -> None:
-        self._page_tokens = page_tokens
+        self.page_tokens = page_tokens
+        """Tokens of one engine block."""
         self._pages: set[int] = set()
 
     def __len__(self) -> int:
@@ -36,12 +37,12 @@ class BrokenPages:
         if not self._pages:
             return
         broken = [index for index, page in enumerate(table) if page in self._pages]
-        if any(index * self._page_tokens < record.local_tokens for index in broken):
+        if any(index * self.page_tokens < record.local_tokens for index in broken):
             record.trusted = False
         if not record.trusted:
             self._taint(table)  # what it writes is computed on garbage, and others may share it
             return
-        healed = (index for index in broken if (index + 1) * self._page_tokens <= end_tokens)
+        healed = (index for index in broken if (index + 1) * self.page_tokens <= end_tokens)
         self._pages.difference_update([table[index] for index in healed])
 
     def _taint(self, table: Sequence[int]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from ucm_core.coordinator.accounts import TokenAccount
 from ucm_core.spec.keys import PrefixChain
 from ucm_vllm.request_identity import RequestIdentities
 
@@ -29,6 +32,11 @@ class RequestRecord:
         """False: something below this request's blocks may be wrong, so nothing of it is saved."""
         self.cursors: dict[str, int] = {}
         """Per row, blocks ``[0, cursor)`` are stored, planned or cannot be saved in this attempt."""
+        self.account = TokenAccount(0, 0)
+        """Where this attempt's tokens come from."""
+        self.admitted = False
+        """vLLM has taken the attempt up; until then asking again changes no account."""
+        self._load_pages: Sequence[int] = ()
 
     @property
     def may_load(self) -> bool:
@@ -41,6 +49,9 @@ class RequestRecord:
         self.loading = False
         self.trusted = True
         self.cursors.clear()
+        self.close_account()
+        prompt = self.request.num_tokens
+        self.account = replace(self.account, prompt_tokens=prompt, local_tokens=min(local_tokens, prompt))
 
     def begin_load(self, *, asynchronous: bool) -> None:
         """A load is planned; a synchronous one ends with its step, whatever becomes of it."""
@@ -52,6 +63,27 @@ class RequestRecord:
         if self.loading:
             self.load_attempts = 0
         self.loading = False
+
+    def admit(self, external_tokens: int, pages: Sequence[int]) -> None:
+        """VLLM counts on ``external_tokens``; ``pages`` are the engine blocks of its first group."""
+        self.account = self.account.promised(external_tokens)
+        self.admitted, self._load_pages = True, pages
+
+    def load_failed(self, broken: frozenset[int], *, page_tokens: int) -> None:
+        """The load failed: an asynchronous one as a whole, another one from its first broken page on.
+
+        After an asynchronous one vLLM asks again, within the same attempt.
+        """
+        first = next((index for index, page in enumerate(self._load_pages) if page in broken), 0)
+        kept = 0 if self.loading else first * page_tokens - self.local_tokens
+        self.account = self.account.delivered(max(0, kept))
+        self.admitted = self.admitted and not self.loading
+
+    def close_account(self) -> None:
+        """Count the attempt, if there was one, and begin a new account."""
+        if self.admitted:
+            self.account.count()
+            self.account, self.admitted = TokenAccount(0, 0), False
 
     def chain_to(self, tokens: int) -> PrefixChain | None:
         """The chain, grown by all tokens known if it ends before the last whole grain of ``tokens``."""
@@ -86,6 +118,7 @@ class RequestRecords:
         """The record of ``request`` at the beginning of an attempt; repeating the call changes nothing."""
         record = self._records.get(request.request_id)
         if record is None or record.request is not request:
+            self.finish(request.request_id)
             record = self._records[request.request_id] = RequestRecord(request, None)
         if record.chain is None:
             record.chain = self._chain(request)
@@ -103,8 +136,10 @@ class RequestRecords:
             record.trusted = False
 
     def finish(self, request_id: str) -> None:
-        """Forget the request."""
-        self._records.pop(request_id, None)
+        """Count and forget the request."""
+        record = self._records.pop(request_id, None)
+        if record is not None:
+            record.close_account()
 
     def _chain(self, request: Any) -> PrefixChain | None:
         keys = self._identities.of(request)

@@ -20,7 +20,6 @@ import numpy as np
 from ucm_core.cache import Cache
 from ucm_core.coordinator.coordinator import Verdict
 from ucm_core.errors import IdentityError
-from ucm_core.ops import metrics
 from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.table import SpecRow
 from ucm_vllm import border
@@ -95,9 +94,14 @@ class SchedulerHalf:
         record = self._records.get(request.request_id)
         if external_tokens > 0:
             self._loads.append(self._load_plan(request, record, tables, external_tokens=external_tokens))
-            metrics.HIT_TOKENS.inc(external_tokens)
         elif record is not None:
             record.end_load()  # vLLM's second call, after an asynchronous load that came
+        if record is not None:
+            self._admit(record, tables, external_tokens)
+
+    @guarded("account", lambda: None)
+    def _admit(self, record: RequestRecord, tables: Tables, external_tokens: int) -> None:
+        record.admit(external_tokens, tables[0])
 
     def plan_step(self, scheduled: Any) -> StepPlan:
         """The plan for a ``SchedulerOutput``; called every step, empty ones included. Never raises.
@@ -139,11 +143,14 @@ class SchedulerHalf:
         for failed in report.failed:
             if cache is not None and len(failed.keys):
                 cache.coordinator.failed(failed.row, failed.keys)
-        for request_id in {failed.request_id for failed in report.failed} | report.dropped:
+        failed_ids = {failed.request_id for failed in report.failed}
+        for record in filter(None, map(self._records.get, failed_ids)):
+            record.load_failed(report.broken_pages, page_tokens=self._broken.page_tokens)
+        for request_id in failed_ids | report.dropped:
             self._save_again(request_id)
 
     def finished(self, request_id: str) -> None:
-        """Forget the request; an asynchronous load of it that still runs is the worker's to report."""
+        """Count and forget the request; a load of it that still runs is the worker's to report."""
         self._records.finish(request_id)
 
     def reset(self, *, local_is_empty: bool = False) -> bool:

@@ -3,6 +3,7 @@
 They only grow. Labels are few and bounded: ``row`` is a row's name, ``tier`` is ``ring``, ``file`` or
 ``absent``, ``operation`` is ``load``, ``save``, ``prefetch`` or ``write``, ``reason`` is the lower-case name
 of a `ucm_core.ResultCode` or of a cause, ``where`` names a border at which something unexpected was caught.
+Tokens are counted once per request, when it is over (`ucm_core.coordinator.accounts.TokenAccount`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ from __future__ import annotations
 from prometheus_client import Counter
 
 LOOKUPS = Counter("ucm_lookups_total", "Objects asked for, by where they were found", ["row", "tier"])
-HIT_TOKENS = Counter("ucm_hit_tokens_total", "Prompt tokens that verdicts promised to serve")
+REQUESTS = Counter("ucm_requests_total", "Requests that are over; a preempted one counts again")
+PROMPT_TOKENS = Counter("ucm_prompt_tokens_total", "Tokens of all requests: local + hit - failed + computed")
+LOCAL_TOKENS = Counter("ucm_local_tokens_total", "Tokens that the engine held itself")
+QUERIED_TOKENS = Counter("ucm_queried_tokens_total", "Tokens that the engine did not hold itself")
+HIT_TOKENS = Counter("ucm_hit_tokens_total", "Tokens promised, by verdicts that the engine took up")
+FAILED_TOKENS = Counter("ucm_failed_tokens_total", "Tokens promised and not delivered")
+COMPUTED_TOKENS = Counter("ucm_computed_tokens_total", "Tokens left to compute")
 OBJECTS_SAVED = Counter("ucm_objects_saved_total", "Objects that reached a tier", ["row", "tier"])
 OBJECTS_LOADED = Counter(
     "ucm_objects_loaded_total", "Objects delivered, by the tier they came from", ["row", "tier"]
