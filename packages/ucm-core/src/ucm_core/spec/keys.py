@@ -19,9 +19,12 @@ import contextlib
 import hashlib
 import struct
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import accumulate
 from numbers import Integral
 from typing import Any, Protocol
 
@@ -113,8 +116,11 @@ class RequestIdentity:
     def seed(self) -> bytes:
         """Predecessor of the first grain: empty for a plain request, else 32 bytes.
 
-        Salted requests are seeded exactly as SGLang does; an adapter adds a typed part on top.
+        Salted requests are seeded exactly as SGLang does; an adapter adds a typed part on top. Raises
+        IdentityError when the adapter's content is unknown: two unknowns would have one seed.
         """
+        if not self.cacheable:
+            raise IdentityError("the adapter's content digest is unknown: this request is not cached")
         seed = b""
         if self.extra_key is not None or self.cache_salt is not None:
             seed = hashlib.sha256(_SEED_TAG + _part(self.extra_key) + _part(self.cache_salt)).digest()
@@ -141,6 +147,9 @@ class MediaItem:
         edges: tuple[object, ...] = (self.begin, self.end)
         if not all(isinstance(edge, Integral) for edge in edges) or not 0 <= self.begin < self.end:
             raise IdentityError(f"a media item covers tokens [begin, end), got [{self.begin}, {self.end})")
+        # Of numpy, for example: offsets need whole numbers without an end.
+        object.__setattr__(self, "begin", int(self.begin))
+        object.__setattr__(self, "end", int(self.end))
 
 
 class PrefixChain:
@@ -156,12 +165,12 @@ class PrefixChain:
         self.identity = RequestIdentity() if identity is None else identity
         if not isinstance(self.identity, RequestIdentity):
             raise IdentityError(f"identity is {identity!r}; give a RequestIdentity or None")
-        if not self.identity.cacheable:
-            raise IdentityError("the adapter's content digest is unknown: this request is not cached")
         if not is_count(grain_tokens):
             raise SpecError(f"grain_tokens is {grain_tokens}, must be at least 1")
         self.grain_tokens = grain_tokens
         self.media = tuple(sorted(media, key=lambda item: (item.begin, item.end, item.digest)))
+        # Largest end up to each item: it only grows, so that the items of a range are found by bisection.
+        self._media_ends = list(accumulate((item.end for item in self.media), max))
         self._ids: npt.NDArray[Any] = np.empty(0, np.dtype("<u4"))
         self._digests: Digests = np.empty((0, DIGEST_BYTES), np.uint8)
         self._token_count = 0
@@ -193,9 +202,11 @@ class PrefixChain:
         """Keep the first ``tokens`` tokens; SpecError when there are fewer."""
         if not 0 <= tokens <= self._token_count:
             raise SpecError(f"cannot truncate a chain of {self._token_count} tokens to {tokens}")
+        grains = tokens // self.grain_tokens
+        if grains < self._token_count // self.grain_tokens:
+            # Cut to size, so that growing allocates anew: views that were handed out must never change.
+            self._digests = self._digests[:grains]
         self._token_count = tokens
-        # Cut to size, so that growing allocates anew: views that were handed out must never change.
-        self._digests = self._digests[: tokens // self.grain_tokens]
 
     def block_digests(self, block_tokens: int) -> Digests:
         """Return the digest at the end of each whole block, ``uint8[blocks, 32]``, read-only."""
@@ -226,34 +237,47 @@ class PrefixChain:
 
     def _hash_grains(self, first: int, last: int) -> None:
         """Fill the digests of grains ``[first, last)``."""
-        grain = self.grain_tokens
-        body = self._ids[first * grain : last * grain].view(np.uint8).data
-        step = grain * self._ids.itemsize
-        wide = self._ids.itemsize > 4
-        touched = self._grains_with_media(first, last)
+        frames = self._media_frames(first, last)
         previous = self._digests[first - 1].tobytes() if first else self._seed
-        out = bytearray()
-        for index in range(last - first):
-            ids = body[index * step : (index + 1) * step]
-            page = previous + (_wide_body(ids) if wide else ids)
-            if first + index in touched:
-                page += self._media_suffix(first + index)
-            previous = hashlib.sha256(page).digest()
-            out += previous
-        self._digests[first:last] = np.frombuffer(out, np.uint8).reshape(-1, DIGEST_BYTES)
+        digests: list[bytes] = []
+        # The hot loop: a copy of an empty hash is cheaper than a new one, two updates than a joined page.
+        fresh, keep = hashlib.sha256().copy, digests.append
+        for index, ids in enumerate(self._grain_bytes(first, last), first):
+            page = fresh()
+            page.update(previous)
+            page.update(ids)
+            if index in frames:
+                page.update(frames[index])
+            previous = page.digest()
+            keep(previous)
+        hashed = np.frombuffer(b"".join(digests), np.uint8)
+        self._digests[first:last] = hashed.reshape(-1, DIGEST_BYTES)
 
-    def _grains_with_media(self, first: int, last: int) -> frozenset[int]:
-        """Return the grains of ``[first, last)`` that some item overlaps."""
+    def _grain_bytes(self, first: int, last: int) -> Iterator[memoryview | bytes]:
+        """Return the ids of each grain of ``[first, last)`` in SGLang's spelling."""
+        body = self._ids[first * self.grain_tokens : last * self.grain_tokens].view(np.uint8).data
+        step = self.grain_tokens * self._ids.itemsize
+        ends = range(step, len(body) + 1, step)
+        grains = map(body.__getitem__, map(slice, range(0, len(body), step), ends))
+        return map(_wide_body, grains) if self._ids.itemsize > 4 else grains
+
+    def _media_frames(self, first: int, last: int) -> dict[int, bytes]:
+        """Return what items append to each grain of ``[first, last)`` that they overlap."""
         grain = self.grain_tokens
-        spans = ((item.begin // grain, -(-item.end // grain)) for item in self.media)
-        return frozenset(index for begin, end in spans for index in range(max(begin, first), min(end, last)))
+        frames = defaultdict[int, list[bytes]](list)
+        for item in self._items_in(first * grain, last * grain):
+            for index in range(max(item.begin // grain, first), min(-(-item.end // grain), last)):
+                offset = (index * grain - item.begin) % 2**64
+                frames[index].append(item.digest + struct.pack("<Q", offset))
+        return {
+            index: _MEDIA_TAG + struct.pack("<I", len(parts)) + b"".join(parts)
+            for index, parts in frames.items()
+        }
 
-    def _media_suffix(self, index: int) -> bytes:
-        begin = index * self.grain_tokens
-        end = begin + self.grain_tokens
-        items = [item for item in self.media if item.begin < end and item.end > begin]
-        frames = (item.digest + struct.pack("<Q", (begin - item.begin) % 2**64) for item in items)
-        return _MEDIA_TAG + struct.pack("<I", len(items)) + b"".join(frames)
+    def _items_in(self, begin: int, end: int) -> Sequence[MediaItem]:
+        """Return the items from the first to the last that overlap tokens ``[begin, end)``, in order."""
+        after = bisect_left(self.media, end, key=lambda item: item.begin)
+        return self.media[bisect_right(self._media_ends, begin) : after]
 
 
 def row_seed(namespace_digest: bytes, row_name: str) -> bytes:
@@ -289,7 +313,7 @@ def _hexadecimal(digest: str) -> bytes:
 
 
 def _as_ids(tokens: Tokens) -> npt.NDArray[Any]:
-    """Return ids as a contiguous array of ``<u4`` (or ``<u8`` when one of them needs it)."""
+    """Return ids as ``<u4`` (``<u8`` when one of them needs it), perhaps the caller's own memory."""
     ids = _as_array(tokens)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise IdentityError(f"token ids are one row of integers, got {ids.dtype} {ids.shape}")
@@ -297,7 +321,7 @@ def _as_ids(tokens: Tokens) -> npt.NDArray[Any]:
         return np.empty(0, np.dtype("<u4"))
     if ids.dtype.kind == "i" and (smallest := int(ids.min())) < 0:
         raise IdentityError(f"token id {smallest} is negative")
-    return ids.astype("<u8" if int(ids.max()) > _NARROW_MAX else "<u4")
+    return ids.astype("<u8" if int(ids.max()) > _NARROW_MAX else "<u4", copy=False)
 
 
 def _as_array(tokens: Tokens) -> npt.NDArray[Any]:
