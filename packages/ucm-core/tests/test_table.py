@@ -230,8 +230,11 @@ def test_a_part_that_describes_no_bytes_is_refused(fields, message):
         ((5,), 64, "the row 5, which is no SpecRow"),
         ((FULL,), 0, "grain_tokens is 0"),
         ((FULL,), 48, "block_tokens 64 is no multiple of grain_tokens 48"),
-        ((SCALE,), 64, "follows 'full', which is no chain row"),
-        ((STATE, changed(SCALE, follows="state")), 64, "follows 'state', which is no chain row"),
+        ((SCALE,), 64, "follows 'full', a row that the table does not have"),
+        ((STATE, changed(SCALE, follows="state")), 64, "follows 'state', a snapshot row; only a chain row"),
+        ((CROSS, changed(SCALE, follows="cross")), 64, "follows 'cross', a none row; only a chain row"),
+        ((FULL, SCALE, changed(SCALE, name="s2", follows="scale")), 64, "follows 'scale', a follower row"),
+        ((changed(SCALE, follows="scale"),), 64, "follows 'scale', a follower row"),
         ((FULL, changed(SCALE, block_tokens=128)), 64, "128 and follows 'full' with 64"),
     ],
 )
@@ -249,6 +252,16 @@ def test_nothing_is_replicated_when_context_ranks_deal_out_the_tokens():
     assert sharded.digest == replicated.digest
     with pytest.raises(SpecError, match="a context of 0 ranks"):
         replicated.under_context(0)
+
+
+def test_a_block_is_dealt_out_to_context_ranks_in_whole_entries():
+    compressed = changed(FULL, block_tokens=512, parts=(changed(K, tokens_per_entry=128),))
+    assert SpecTable((compressed,), 64).under_context(4).row("full").block_tokens == 512
+    with pytest.raises(SpecError, match=r"4 entries a block .* 3 context ranks; .* multiple of 384"):
+        SpecTable((compressed,), 64).under_context(3)
+    follower = changed(SCALE, block_tokens=192, parts=(changed(K, tokens_per_entry=64),))
+    with pytest.raises(SpecError, match=r"row 'scale', part 'k': 3 entries .* 4 context ranks"):
+        SpecTable((changed(FULL, block_tokens=192), follower), 64).under_context(4)
 
 
 def test_a_table_survives_pickling():

@@ -16,6 +16,8 @@ __all__ = ["Part", "RankRule", "RowKind", "SpecRow", "as_tuple", "is_count", "is
 MAX_NUMBER = (1 << 31) - 1
 """Of layers, tokens and elements; products of two of them stay inside 64 bits."""
 MAX_BLOCK_TOKENS = 1_048_576
+MAX_BLOCK_BYTES = 1 << 40
+"""Of all units of one block or state: offsets stay far inside 64 bits."""
 
 
 class RowKind(Enum):
@@ -65,7 +67,7 @@ class Part:
             raise SpecError(f"part {self.name!r} needs a name and a shape of positive ints, got {self.shape}")
         if not is_count(self.tokens_per_entry):
             raise SpecError(
-                f"part {self.name!r}: tokens_per_entry is {self.tokens_per_entry}, must be at least 1"
+                f"part {self.name!r}: tokens_per_entry is {self.tokens_per_entry!r}, must be at least 1"
             )
 
     @property
@@ -117,12 +119,19 @@ class SpecRow:
         self._check_units()
         self._check_tokens()
         self._check_kind()
+        self._check_bytes()
+
+    def part_entries(self, part: Part) -> int:
+        """Return the entries of ``part`` in one unit of one block, or 1, the state.
+
+        Tokens per block and bytes per block are separate facts: a block of 128 entries covers 512 tokens at 4
+        tokens an entry and 16,384 at 128.
+        """
+        return 1 if self.kind is RowKind.SNAPSHOT else self.block_tokens // part.tokens_per_entry
 
     def part_bytes(self, part: Part) -> int:
         """Return the bytes of ``part`` in one unit of one block, or of one state."""
-        if self.kind is RowKind.SNAPSHOT:
-            return part.entry_bytes
-        return self.block_tokens // part.tokens_per_entry * part.entry_bytes
+        return self.part_entries(part) * part.entry_bytes
 
     @property
     def unit_bytes(self) -> int:
@@ -170,18 +179,16 @@ class SpecRow:
         none = self.kind is RowKind.NONE and self.block_tokens == 0
         if not none and not (is_count(self.block_tokens) and self.block_tokens <= MAX_BLOCK_TOKENS):
             raise SpecError(
-                f"row {self.name!r}: block_tokens is {self.block_tokens}, must be at least 1 and at most"
+                f"row {self.name!r}: block_tokens is {self.block_tokens!r}, must be at least 1 and at most"
                 f" {MAX_BLOCK_TOKENS}"
             )
         if self.window is not None and not is_count(self.window):
             raise SpecError(
-                f"row {self.name!r}: window is {self.window}, must be at least 1 (the token itself)"
+                f"row {self.name!r}: window is {self.window!r}, must be at least 1 (the token itself)"
             )
         if not _is_number(self.extra):
-            raise SpecError(f"row {self.name!r}: extra is {self.extra}, must be an int that is not negative")
-        if self.interval is not None and (not is_count(self.interval) or self.interval % self.block_tokens):
             raise SpecError(
-                f"row {self.name!r}: interval {self.interval} is no multiple of its grid {self.block_tokens}"
+                f"row {self.name!r}: extra is {self.extra!r}, must be an int that is not negative"
             )
 
     def _check_kind(self) -> None:
@@ -189,7 +196,12 @@ class SpecRow:
             raise SpecError(f"row {self.name!r} is a {self.kind.value} row with follows={self.follows!r}")
         if self.interval is not None and self.kind is not RowKind.SNAPSHOT:
             raise SpecError(
-                f"row {self.name!r}: interval {self.interval} is for snapshot rows, not {self.kind.value}"
+                f"row {self.name!r}: interval {self.interval!r} is for snapshot rows, not {self.kind.value}"
+            )
+        if self.interval is not None and (not is_count(self.interval) or self.interval % self.block_tokens):
+            raise SpecError(
+                f"row {self.name!r}: interval {self.interval!r} is no multiple of its grid "
+                f"{self.block_tokens}"
             )
         if (self.window is not None or self.extra) and self.kind is not RowKind.CHAIN:
             raise SpecError(
@@ -208,6 +220,13 @@ class SpecRow:
             raise SpecError(
                 f"row {self.name!r}, part {part.name!r}: block_tokens {self.block_tokens} is no multiple of "
                 f"tokens_per_entry {part.tokens_per_entry}"
+            )
+
+    def _check_bytes(self) -> None:
+        if self.block_bytes > MAX_BLOCK_BYTES:
+            raise SpecError(
+                f"row {self.name!r}: {len(self.units)} units of {self.unit_bytes} bytes are "
+                f"{self.block_bytes} bytes a block, above the limit of {MAX_BLOCK_BYTES}"
             )
 
 

@@ -60,7 +60,7 @@ class SpecTable:
             if not isinstance(row, SpecRow):
                 raise SpecError(f"the table has the row {row!r}, which is no SpecRow")
         if not is_count(self.grain_tokens):
-            raise SpecError(f"grain_tokens is {self.grain_tokens}, must be at least 1")
+            raise SpecError(f"grain_tokens is {self.grain_tokens!r}, must be at least 1")
         refuse_repeats("the table has the row", (row.name for row in self.rows))
         self._derive("chain_rows", self._of_kind(RowKind.CHAIN))
         self._derive("snapshot_rows", self._of_kind(RowKind.SNAPSHOT))
@@ -84,12 +84,16 @@ class SpecTable:
     def under_context(self, size: int) -> SpecTable:
         """Return the table for ``size`` context-parallel ranks: dealt-out tokens are replicated nowhere.
 
-        The digest stays: the bytes mean the same, only who holds them changes.
+        ``block_tokens`` of a row counts the tokens of all ranks, so an engine's block id of 16 tokens covers
+        64 under 4 ranks. SpecError where a block's entries cannot be dealt out evenly. The digest stays: the
+        bytes mean the same, only who holds them changes.
         """
         if not is_count(size):
-            raise SpecError(f"a context of {size} ranks; at least 1")
+            raise SpecError(f"a context of {size!r} ranks; at least 1")
         if size == 1:
             return self
+        for row in (*self.chain_rows, *self.follower_rows):
+            _check_deal(row, size)
         return replace(self, rows=tuple(replace(row, rank_rule=RankRule.INTERSECTION) for row in self.rows))
 
     def to_mapping(self) -> dict[str, Any]:
@@ -121,13 +125,26 @@ class SpecTable:
             )
 
     def _check_follower(self, row: SpecRow) -> None:
-        source = next((other for other in self.chain_rows if other.name == row.follows), None)
-        if source is None:
-            raise SpecError(f"row {row.name!r} follows {row.follows!r}, which is no chain row of the table")
+        source = next((other for other in self.rows if other.name == row.follows), None)
+        if source is None or source.kind is not RowKind.CHAIN:
+            what = "a row that the table does not have" if source is None else f"a {source.kind.value} row"
+            raise SpecError(
+                f"row {row.name!r} follows {row.follows!r}, {what}; only a chain row has block ids"
+            )
         if source.block_tokens != row.block_tokens:
             raise SpecError(
                 f"row {row.name!r} has block_tokens {row.block_tokens} and follows {source.name!r} "
                 f"with {source.block_tokens}; they must be equal"
+            )
+
+
+def _check_deal(row: SpecRow, size: int) -> None:
+    for part in row.parts:
+        if row.part_entries(part) % size:
+            raise SpecError(
+                f"row {row.name!r}, part {part.name!r}: {row.part_entries(part)} entries a block cannot be "
+                f"dealt out evenly to {size} context ranks; choose block_tokens that is a multiple of "
+                f"{size * part.tokens_per_entry}"
             )
 
 
