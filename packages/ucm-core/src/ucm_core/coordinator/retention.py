@@ -4,13 +4,13 @@ Pure policy over positions (tokens of prefix). All positions are multiples of ``
 elsewhere is no joint point and could never be resumed. The engine decides which positions exist; the policy
 keeps or drops.
 
-======================  ===================================================================================
-trigger                 keeps
-======================  ===================================================================================
-request end             ``floor(prompt - tail)`` for the same prompt again, ``floor(computed)`` for the next
-turn second sight            the boundary common with an earlier request that nobody could serve this one at
-interval                every ``interval`` tokens of prompt and output ======================
-===================================================================================
+============  ========================================================================================
+trigger       keeps
+============  ========================================================================================
+request end   ``floor(prompt - tail)`` for the same prompt again, ``floor(computed)`` for the next turn
+second sight  the deepest boundary that an earlier request lacked too (`ucm_core.coordinator.sightings`)
+interval      every ``interval`` tokens of prompt and output
+============  ========================================================================================
 
 Nothing at or before the point where the request resumed is kept again: it was served from there.
 """
@@ -18,15 +18,51 @@ Nothing at or before the point where the request resumed is kept again: it was s
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 from ucm_core.errors import SpecError
-from ucm_core.spec.keys import PrefixChain
-from ucm_core.spec.table import SpecRow
+from ucm_core.spec.rows import MAX_NUMBER, is_count
+from ucm_core.spec.table import SpecRow, SpecTable
 
-__all__ = ["Progress", "Sightings", "SightingsStatistics", "keep", "positions", "retention_step"]
+__all__ = ["Progress", "RetentionPolicy", "joint_step", "keep", "positions", "retention_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPolicy:
+    """The knobs of one snapshot row; SpecError for numbers out of range."""
+
+    request_end: bool = True
+    """Keep the two ends of a request that computed something new."""
+    second_sight: bool = True
+    """Keep the boundary at which a second request could not be served."""
+    interval_tokens: int | None = None
+    """Tokens between states kept of prompt and output; 0 = none; None = the row's own interval, and where it
+    has none, whatever the engine offers."""
+    budget_bytes: int | None = None
+    """Bytes of states that one process keeps, the most valuable first (`ucm_core.coordinator.density`);
+    None = no bound but the cache's."""
+    half_life_s: float = 3600.0
+    """Time without a sight after which a state counts half."""
+
+    def __post_init__(self) -> None:
+        if self.interval_tokens not in (None, 0) and not is_count(self.interval_tokens):
+            raise SpecError(
+                f"interval_tokens is {self.interval_tokens!r}; give an int from 0 to {MAX_NUMBER}"
+            )
+        if self.budget_bytes is not None and self.budget_bytes < 1:
+            raise SpecError(f"budget_bytes is {self.budget_bytes}, must be at least 1")
+        if not 0 < self.half_life_s < math.inf:
+            raise SpecError(f"half_life_s is {self.half_life_s}, must be above 0 and finite")
+
+    def interval(self, row: SpecRow) -> int | None:
+        """Return the tokens between states kept of ``row``; 0 = none; None = whatever is offered."""
+        return row.interval if self.interval_tokens is None else self.interval_tokens
+
+
+DEFAULT = RetentionPolicy()
+"""All triggers, the row's own interval, no budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +78,23 @@ class Progress:
     tail_tokens: int = 1
     """Tokens at the end that the same prompt would have to compute again."""
     common_tokens: int = 0
-    """Prefix shared with an earlier request, see `Sightings`; 0 = none seen."""
+    """Where an earlier request could not be served either, see `Sightings.see`; 0 = nowhere."""
 
     def __post_init__(self) -> None:
-        numbers = (self.prompt_tokens, self.computed_tokens, self.resume_tokens, self.tail_tokens)
-        if min(*numbers, self.common_tokens) < 0:
-            raise SpecError(f"{self}: tokens are at least 0")
+        numbers: tuple[object, ...] = (
+            self.prompt_tokens,
+            self.computed_tokens,
+            self.resume_tokens,
+            self.tail_tokens,
+            self.common_tokens,
+        )
+        if not all(isinstance(number, Integral) and 0 <= int(number) <= MAX_NUMBER for number in numbers):
+            raise SpecError(f"{self}: tokens are ints, at least 0 and at most {MAX_NUMBER}")
+
+    @property
+    def again_tokens(self) -> int:
+        """Where the same prompt could resume at most: it computes its tail itself."""
+        return max(self.prompt_tokens - self.tail_tokens, 0)
 
 
 def retention_step(row: SpecRow, alignment_tokens: int) -> int:
@@ -55,7 +102,20 @@ def retention_step(row: SpecRow, alignment_tokens: int) -> int:
     return math.lcm(row.block_tokens, alignment_tokens)
 
 
-def positions(row: SpecRow, progress: Progress, *, alignment_tokens: int) -> tuple[int, ...]:
+def joint_step(table: SpecTable, align_tokens: int = 1) -> int:
+    """Return the distance of points that all rows can share, in tokens.
+
+    The lcm of the chain rows' blocks, of the adapter's alignment, and of the grids of all snapshot rows. It
+    is the ``A`` to give to `positions` and `keep` when a table has snapshot rows of several grids: a state
+    between those points has no partner.
+    """
+    grids = (row.block_tokens for row in table.snapshot_rows)
+    return math.lcm(table.alignment_tokens, align_tokens, *grids)
+
+
+def positions(
+    row: SpecRow, progress: Progress, *, alignment_tokens: int, policy: RetentionPolicy = DEFAULT
+) -> tuple[int, ...]:
     """Return the positions of ``row`` that the triggers ask for at the end of a request, ascending.
 
     ``alignment_tokens`` is ``A``. Only positions past ``resume_tokens`` and up to ``computed_tokens``.
@@ -66,84 +126,44 @@ def positions(row: SpecRow, progress: Progress, *, alignment_tokens: int) -> tup
     (4096, 8192, 9984)
     """
     step = retention_step(row, alignment_tokens)
-    wanted = {*_at_request_end(progress), progress.common_tokens, *_at_intervals(row, progress)}
+    wanted: set[int] = set()
+    if policy.request_end:
+        wanted |= {min(progress.again_tokens, progress.computed_tokens), progress.computed_tokens}
+    if policy.second_sight:
+        wanted.add(progress.common_tokens)
+    if every := policy.interval(row):
+        stride = max(every, step)
+        wanted.update(range(stride, progress.computed_tokens + step, stride))
     aligned = {position // step * step for position in wanted}
     return tuple(sorted(p for p in aligned if progress.resume_tokens < p <= progress.computed_tokens))
 
 
 def keep(
-    row: SpecRow, offers: Sequence[Collection[int]], *, progress: Progress, alignment_tokens: int
+    row: SpecRow,
+    offers: Sequence[Collection[int]],
+    *,
+    progress: Progress,
+    alignment_tokens: int,
+    policy: RetentionPolicy = DEFAULT,
 ) -> tuple[int, ...]:
-    """Return which of the offered positions to keep, ascending.
+    """Return which of the positions that are offered while a request runs to keep, ascending.
 
     ``offers`` has one collection per engine group of ``row``, all of one step: a position counts only when
-    every group offers it. Without an interval every offered joint position is kept, with one those of
-    `positions`.
+    every group offers it. Where there is no interval at all every offered joint position is kept. Otherwise
+    those that a trigger asks for; where the request will end nobody knows, so from ``floor(prompt - tail)``
+    on every offer may be the last one and is kept.
     """
     step = retention_step(row, alignment_tokens)
     offered = set.intersection(*map(set, offers)) if offers else set()
-    joint = {position for position in offered if position > 0 and position % step == 0}
-    if row.interval is not None:
-        joint &= set(positions(row, progress, alignment_tokens=alignment_tokens))
-    return tuple(sorted(joint))
+    joint = sorted(p for p in offered if 0 < p <= progress.computed_tokens and p % step == 0)
+    every = policy.interval(row)
+    if every is None:
+        return tuple(joint)
+    end = progress.again_tokens // step * step if policy.request_end else math.inf
+    common = progress.common_tokens // step * step if policy.second_sight else 0
+    return tuple(p for p in joint if p >= end or p == common or _at_interval(p, every, step))
 
 
-def _at_request_end(progress: Progress) -> tuple[int, ...]:
-    """Return the two ends; a request that computed nothing new has none (both lie in what was served)."""
-    again = min(progress.prompt_tokens - progress.tail_tokens, progress.computed_tokens)
-    return (max(again, 0), progress.computed_tokens)
-
-
-def _at_intervals(row: SpecRow, progress: Progress) -> range:
-    if row.interval is None:
-        return range(0)
-    return range(row.interval, progress.computed_tokens + 1, row.interval)
-
-
-@dataclass(frozen=True, slots=True)
-class SightingsStatistics:
-    """What the memory of sights holds."""
-
-    entries: int
-    """Boundaries remembered."""
-    capacity: int
-    """The most that are remembered."""
-
-
-class Sightings:
-    """Which prefixes this process has seen before, bounded: the memory behind the second-sight trigger.
-
-    Not thread-safe; one per scheduler process. It remembers digests, so other requests' salts, adapters and
-    media never count as the same prefix. The oldest sights are forgotten first.
-    """
-
-    def __init__(self, *, step_tokens: int, capacity: int = 65_536) -> None:
-        """Remember prefixes every ``step_tokens`` (see `retention_step`), at most ``capacity`` of them."""
-        if step_tokens < 1 or capacity < 1:
-            raise SpecError(f"step_tokens {step_tokens} and capacity {capacity} must be at least 1")
-        self._step_tokens = step_tokens
-        self._capacity = capacity
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
-
-    def see(self, chain: PrefixChain) -> int:
-        """Record one prompt and return the tokens it has in common with an earlier one, 0 if none."""
-        digests = [digest.tobytes() for digest in chain.block_digests(self._step_tokens)]
-        common = max((index + 1 for index, digest in enumerate(digests) if digest in self._seen), default=0)
-        # Deepest first, so that the head of a prefix, which more requests share, is forgotten last.
-        for digest in reversed(digests):
-            self._seen[digest] = None
-            self._seen.move_to_end(digest)
-        while len(self._seen) > self._capacity:
-            self._seen.popitem(last=False)
-        return common * self._step_tokens
-
-    def statistics(self) -> SightingsStatistics:
-        """Return a snapshot of the counts."""
-        return SightingsStatistics(len(self._seen), self._capacity)
-
-    def check_integrity(self) -> None:
-        """Raise SpecError when the bound does not hold."""
-        if len(self._seen) > self._capacity:
-            raise SpecError(
-                f"{len(self._seen)} sights are remembered, above the capacity of {self._capacity}"
-            )
+def _at_interval(position: int, every: int, step: int) -> bool:
+    """Return whether a multiple of ``every``, floored to ``step``, is ``position``."""
+    return every > 0 and -(-position // every) * every < position + step
