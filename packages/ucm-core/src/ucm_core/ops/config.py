@@ -21,6 +21,8 @@ Size = Annotated[ByteSize, Field(gt=0)]
 
 DEFAULT_DISK_BYTES = 100 * 10**9
 MAX_GRAIN_TOKENS = 1 << 20
+MAX_FILE_BYTES = 1 << 20
+"""Of a configuration file; a larger one is refused before it is parsed."""
 
 
 def default_root() -> Path:
@@ -120,7 +122,7 @@ def _free_bytes(path: Path) -> int:
 
 def _read(path: Path) -> Mapping[str, object]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(_text(path))
     except OSError as error:
         raise ConfigError(
             f"configuration file {path}: {error.strerror}; give a readable YAML or JSON file"
@@ -134,6 +136,14 @@ def _read(path: Path) -> Mapping[str, object]:
             f"configuration file {path} holds a {type(values).__name__}; it must hold a mapping of settings"
         )
     return values
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as stream:
+        data = stream.read(MAX_FILE_BYTES + 1)
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
+    return data.decode("utf-8")
 
 
 def _explain(error: ValidationError) -> str:

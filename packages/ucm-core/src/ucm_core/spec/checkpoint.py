@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import struct
 import tempfile
 import time
@@ -21,6 +22,9 @@ __all__ = ["WeightDigester", "adapter_digest", "read_config"]
 
 _DROPPED = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
 _DROPPED_SUFFIX = "_token_id"
+MAX_CONFIG_BYTES = 16 << 20
+"""Far above any model's; a larger file is refused before it is read."""
+_MAX_ENTRY_BYTES = 4096
 _TICK_NS = 20_000_000
 """Longer than the file clock's step: two writes further apart have different change times."""
 
@@ -35,7 +39,7 @@ def read_config(directory: Path, overrides: Mapping[str, Any] | None = None) -> 
     """
     path = Path(directory) / "config.json"
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = _read_json(path, MAX_CONFIG_BYTES)
     except (OSError, ValueError, RecursionError) as error:
         raise IdentityError(f"cannot read {path}: {error}; the identity is unknown") from error
     if not isinstance(config, dict):
@@ -52,7 +56,7 @@ def adapter_digest(directory: Path) -> str:
     """Return the hex digest over a LoRA adapter's weights and configuration; IdentityError without them."""
     weights, config = Path(directory) / "adapter_model.safetensors", Path(directory) / "adapter_config.json"
     try:
-        content = [_hash_file(weights).hex(), canonical_json(json.loads(config.read_text("utf-8")))]
+        content = [_hash_file(weights).hex(), canonical_json(_read_json(config, MAX_CONFIG_BYTES))]
     except (OSError, ValueError, RecursionError) as error:
         raise IdentityError(
             f"the adapter in {directory} cannot be read: {error}; its digest is unknown"
@@ -128,6 +132,17 @@ class WeightDigester:
         return descriptor
 
 
+def _read_json(path: Path, max_bytes: int) -> Any:
+    """Return what a regular file of at most ``max_bytes`` holds; OSError, ValueError or RecursionError."""
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as stream:  # noqa: PTH123
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise ValueError(f"{path} is no regular file")
+        data = stream.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"{path} has more than {max_bytes} bytes")
+    return json.loads(data.decode("utf-8"))
+
+
 def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(config)
     for key, value in overrides.items():
@@ -174,7 +189,7 @@ def _hash_file(path: Path) -> bytes:
 def _read_entry(path: Path, key: list[int]) -> str | None:
     """Return the digest kept for ``key``; None for a missing, torn or foreign entry."""
     try:
-        entry = json.loads(path.read_text("utf-8"))
+        entry = _read_json(path, _MAX_ENTRY_BYTES)
         digest = entry["digest"]
         valid = entry["key"] == key and len(bytes.fromhex(digest)) == 32
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

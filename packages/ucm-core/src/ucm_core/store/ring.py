@@ -39,6 +39,8 @@ Slots = npt.NDArray[np.int32]
 Versions = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
 
+_SLOTS_END = 1 << 31
+
 
 class Outcome(IntEnum):
     """What became of one key of a claim, a pin or a wait."""
@@ -264,7 +266,7 @@ def _open_private(size: int, slots: int, payload_bytes: int, geometry_digest: by
 def _check_header(entered: region.Entered, payload_bytes: int, geometry_digest: bytes) -> int:
     """Return the number of slots of a living ring; StoreError when it is not the same kind of ring."""
     header = _native.ring_header(entered.descriptor)
-    if header is None:
+    if header is None or not 0 < header[1] < _SLOTS_END:
         raise StoreError(f"{entered.path} is in use and is not a ring")
     version, slots, living_bytes, living_digest = header
     pairs = {
