@@ -43,6 +43,7 @@ from __future__ import annotations
 
 from ucm_core.cache import Cache, CacheStatistics, Loaded
 from ucm_core.coordinator.coordinator import Coordinator, Verdict
+from ucm_core.coordinator.explain import Explanation, RowExplanation
 from ucm_core.coordinator.resolve import Hit, Presence, boundaries, coverage, resolve_hit
 from ucm_core.errors import (
     ClosedError,
@@ -82,6 +83,7 @@ __all__ = [
     "Coordinator",
     "EngineBlocks",
     "EngineLayout",
+    "Explanation",
     "Hit",
     "IdentityError",
     "LayoutError",
@@ -100,6 +102,7 @@ __all__ = [
     "RequestIdentity",
     "Resolved",
     "ResultCode",
+    "RowExplanation",
     "RowKind",
     "Segment",
     "SnapshotStore",

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from ucm_core.coordinator.accounts import TokenAccount
 from ucm_core.coordinator.coordinator import Coordinator, CoordinatorStatistics, Verdict
+from ucm_core.coordinator.explain import Explanation
 from ucm_core.errors import ClosedError, ConfigError, LayoutError, SpecError, StoreError, UcmError
 from ucm_core.flow.copy import BlockTarget, BufferBlocks
 from ucm_core.flow.ticket import ResultCode, TicketGroup
@@ -219,6 +220,27 @@ class Cache:
         )
         self.touch(verdict)
         return verdict
+
+    def explain(
+        self,
+        chain: PrefixChain,
+        *,
+        request_tokens: int | None = None,
+        local_tokens: int = 0,
+        tail_tokens: int = 1,
+        align_tokens: int = 1,
+    ) -> Explanation:
+        """Why the request of ``chain`` would resume where it does; ``print`` it. Changes and counts nothing.
+
+        Asks for everything that could be stored of the prefix: for people, not for every request.
+        """
+        return self._opened().coordinator.explain(
+            chain,
+            request_tokens=chain.token_count if request_tokens is None else request_tokens,
+            local_tokens=local_tokens,
+            tail_tokens=tail_tokens,
+            align_tokens=align_tokens,
+        )
 
     def touch(self, verdict: Verdict) -> None:
         """Mark everything that ``verdict`` would load as used, in the ring and on the medium."""

@@ -23,7 +23,6 @@ from ucm_core.coordinator.resolve import (
     rewind,
     voter,
 )
-from ucm_core.errors import SpecError
 from ucm_core.spec.table import RankRule, RowKind, SpecRow, SpecTable
 
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -98,7 +97,7 @@ def test_the_set_lists_every_joint_position() -> None:
     assert boundaries(table(FULL, window), known, limit_tokens=96) == {16, 80, 96}
 
 
-@pytest.mark.parametrize("limit", [0, -5, 15])
+@pytest.mark.parametrize("limit", [0, 1, 15])
 def test_no_boundary_below_the_first_step(limit: int) -> None:
     assert boundaries(table(FULL), {"full": whole(9)}, limit_tokens=limit) == frozenset()
 
@@ -138,19 +137,6 @@ def test_a_window_row_is_not_monotone() -> None:
     assert resolve_hit(spec, {"w": blocks((4, 5))}, request_tokens=80).resume_tokens == 0
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        {"request_tokens": -1},
-        {"request_tokens": 9, "align_tokens": 0},
-        {"request_tokens": 9, "local_tokens": -1},
-    ],
-)
-def test_senseless_numbers_are_refused(ask: dict[str, int]) -> None:
-    with pytest.raises(SpecError, match="at least"):
-        resolve_hit(table(FULL), {}, **ask)
-
-
 def test_a_million_tokens_in_sixteen_thousand_blocks() -> None:
     spec = table(chain("full", 64), chain("w", 64, 4096), snapshot("s", 64))
     known = {"full": whole(16384), "w": whole(16384), "s": states(*range(64 * 100, 64 * 16384, 6400))}
@@ -166,7 +152,13 @@ def test_slices_of_the_model_are_always_anded() -> None:
 
 
 def test_no_rank_holds_nothing() -> None:
-    assert combine_ranks(table(FULL), [])["full"].blocks is None
+    assert combine_ranks(table(FULL), []) == {}
+
+
+def test_ranks_of_a_stage_say_nothing_of_rows_on_another() -> None:
+    spec = table(FULL, chain("other", 16))
+    stages = [combine_ranks(spec, [{row: whole(3)}, {row: whole(2)}]) for row in ("full", "other")]
+    assert resolve_hit(spec, combine_slices(stages), request_tokens=100).resume_tokens == 32
 
 
 def test_a_follower_combines_as_its_source_does() -> None:
@@ -195,9 +187,3 @@ def test_a_rewind_never_goes_deeper_than_the_hit() -> None:
     hit = resolve_hit(spec, {"full": whole(9), "s": states(16, 48)}, request_tokens=100)
     later = {"full": whole(9), "s": states(16, 48, 80)}
     assert rewind(spec, later, hit=hit, failed={"s": [48]}).resume_tokens == 16
-
-
-def test_a_failure_of_an_unknown_row_is_refused() -> None:
-    hit = resolve_hit(table(FULL), {}, request_tokens=100)
-    with pytest.raises(SpecError, match="no row 'fulll'"):
-        rewind(table(FULL), {}, hit=hit, failed={"fulll": [0]})

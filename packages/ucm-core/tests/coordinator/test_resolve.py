@@ -13,7 +13,6 @@ from ucm_core.coordinator.resolve import (
     clamp_followers,
     combine_ranks,
     coverage,
-    explain,
     resolve_hit,
 )
 from ucm_core.spec.table import RankRule, RowKind, SpecRow, SpecTable
@@ -115,29 +114,3 @@ def test_rank_rules_by_monte_carlo(rule: RankRule, chance: float) -> None:
 def test_the_rank_rule_is_not_in_the_digest() -> None:
     both = [table(chain("r", 128, rank_rule=rule)).digest for rule in RankRule]
     assert both[0] == both[1]
-
-
-class TestExplain:
-    """Each row says how far it alone would have gone, and what it lacked next."""
-
-    def test_every_voting_row_has_its_say(self) -> None:
-        known = TestAStateThatLags.known
-        hit = resolve_hit(hybrid(128), known, request_tokens=3000)
-        rows = explain(hybrid(128), known, hit=hit)
-        assert {e.row: (e.boundary_tokens, e.missing_block, e.missing_position) for e in rows} == {
-            "mla": (2560, 20, None),
-            "csa_c16": (2432, 19, None),
-            "swa": (2944, None, None),
-            "mamba2": (2304, None, 2432),
-        }
-
-    def test_a_hole_in_a_window_row_is_named(self) -> None:
-        spec = table(chain("w", 16, 40))
-        known = {"w": blocks((0, 3), (4, 5))}
-        (said,) = explain(spec, known, hit=resolve_hit(spec, known, request_tokens=100))
-        assert (said.boundary_tokens, said.missing_block) == (48, 3)
-
-    def test_local_blocks_count(self) -> None:
-        spec = table(chain("f", 16))
-        (said,) = explain(spec, {}, hit=resolve_hit(spec, {}, request_tokens=100, local_tokens=40))
-        assert (said.kind, said.boundary_tokens, said.missing_block) == (RowKind.CHAIN, 32, 2)

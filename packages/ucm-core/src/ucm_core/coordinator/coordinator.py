@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core.coordinator.checkpoints import Checkpoints, CheckpointStatistics
+from ucm_core.coordinator.explain import Explanation, explain
 from ucm_core.coordinator.lookups import Clock, Keys, Lookup, LookupStatistics, RowLookup, Suspects
 from ucm_core.coordinator.resolve import Ask, Hit, cached_rows, resolve_rows, voter, voters, with_local
 from ucm_core.coordinator.shelf import Shelf
@@ -118,6 +119,27 @@ class Coordinator:
         ask = Ask(request_tokens, tail_tokens, align_tokens, local_tokens)
         return self._answer(chain, ask, voters(self.table))
 
+    def explain(
+        self,
+        chain: PrefixChain,
+        *,
+        request_tokens: int,
+        local_tokens: int = 0,
+        tail_tokens: int = 1,
+        align_tokens: int = 1,
+    ) -> Explanation:
+        """Return why the request of ``chain`` resumes where it does: every store is asked about all of it.
+
+        For people: slower than `verdict`, which it is not counted as; it changes nothing.
+        """
+        self._check_grain(chain)
+        ask = Ask(request_tokens, tail_tokens, align_tokens, local_tokens)
+        known_tokens = min(ask.limit_tokens(self.table), len(chain.digests) * chain.grain_tokens)
+        shelves = self._shelves.items()
+        return explain(
+            self.table, {name: shelf.presence(chain, known_tokens) for name, shelf in shelves}, ask=ask
+        )
+
     def clamp(self, chain: PrefixChain, verdict: Verdict) -> Verdict:
         """Return ``verdict`` cut to what the followers hold now; for the start of a load, before any use."""
         return self._answer(chain, verdict.hit.ask, cached_rows(self.table), cap=verdict.hit)
@@ -133,8 +155,7 @@ class Coordinator:
         for name, units in failed.items():
             shelf = self._shelf(name)
             shelf.failed(shelf.keys(chain, shelf.unit_ends(sorted(units))))
-        followers = (row for row in self.table.follower_rows if row.name in failed)
-        return self._answer(chain, verdict.hit.ask, (*voters(self.table), *followers), cap=verdict.hit)
+        return self._answer(chain, verdict.hit.ask, cached_rows(self.table), cap=verdict.hit)
 
     def failed(self, row_name: str, keys: Keys) -> None:
         """Note that ``keys`` (``uint8[n, 32]``) of a row did not load: absent until saved or a time limit."""

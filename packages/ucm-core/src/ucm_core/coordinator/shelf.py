@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from ucm_core.coordinator.checkpoints import Checkpoints
 from ucm_core.coordinator.lookups import Keys, RowLookup, Suspects
+from ucm_core.coordinator.presence import Presence
 from ucm_core.errors import SpecError
 from ucm_core.spec.keys import PrefixChain, object_keys
 from ucm_core.spec.table import RowKind, SpecRow
@@ -66,6 +68,17 @@ class Shelf:
         if self.checkpoints is None:
             return self.lookup(keys)
         return self.checkpoints.held(keys) if remembered else self.checkpoints.confirm(keys)
+
+    def presence(self, chain: PrefixChain, known_tokens: int) -> Presence:
+        """Ask the store about everything up to ``known_tokens`` and return what is there."""
+        step = self.row.block_tokens
+        if self.row.kind is RowKind.SNAPSHOT:
+            step = math.lcm(step, chain.grain_tokens)
+        ends = np.arange(step, known_tokens + 1, step, dtype=np.int64)
+        there = self.lookup(self.keys(chain, ends))
+        if self.row.kind is RowKind.SNAPSHOT:
+            return Presence(positions=frozenset(ends[there].tolist()))
+        return Presence(there)
 
     def failed(self, keys: Keys) -> None:
         """Distrust ``keys``."""
