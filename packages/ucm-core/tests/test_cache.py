@@ -69,15 +69,6 @@ def object_files(root: Path) -> list[Path]:
     return [path for path in root.glob("*/*/???/*") if path.name.endswith(".c0-1")]
 
 
-def test_a_cache_says_why_it_finds_no_more(cache: Cache) -> None:
-    fill(cache)
-    said = cache.explain(cache.chain([*TOKENS, *range(2 * GRAIN)]))
-    (row,) = said.rows
-    assert (said.resume_tokens, row.missing_block, said.limiting) == (8 * GRAIN, 8, (row.row,))
-    assert f"resumes at {8 * GRAIN} of at most {9 * GRAIN} tokens" in str(said)
-    assert cache.statistics().coordinator.verdicts == 0
-
-
 def test_what_is_saved_is_resolved_and_loaded(cache: Cache) -> None:
     fill(cache)
     chain = cache.chain(TOKENS)

@@ -1,18 +1,13 @@
-"""The one coverage function: the sweep of C-24 token by token, and what a writer must keep."""
+"""The one coverage function: the sweeps of C-24 and C-25, token by token."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 import pytest
-from coordinator_strategies import asks, tables
-from hypothesis import given, settings
-from spec_rows import chain, snapshot, table
+from spec_rows import chain, snapshot
 
-from ucm_core.coordinator.resolve import Ask, Presence, alignment, coverage, coverage_bounds, resolve_hit
-from ucm_core.spec.table import RowKind, SpecRow, SpecTable
+from ucm_core.coordinator.coverage import coverage, coverage_bounds
+from ucm_core.spec.table import RowKind, SpecRow
 
 
 def needed_by_tokens(block: int, lookback: int, boundary: int) -> set[int]:
@@ -66,26 +61,3 @@ def test_many_boundaries_at_once_give_the_same_ranges(row: SpecRow) -> None:
 def test_bounds_never_move_backwards(row: SpecRow) -> None:
     begin, end = coverage_bounds(row, np.arange(0, 500, dtype=np.int64))
     assert min(np.diff(begin).min(), np.diff(end).min()) >= 0
-
-
-@settings(deadline=None, max_examples=150)
-@given(spec=tables(), ask=asks())
-def test_what_a_writer_keeps_resolves(spec: SpecTable, ask: dict[str, Any]) -> None:
-    """C-23: keep just the coverage of the reachable boundary, and the same prompt still resumes there."""
-    ask["local_tokens"] = 0
-    step = math.lcm(alignment(spec, ask["align_tokens"]), *(row.block_tokens for row in spec.rows))
-    boundary = Ask(**ask).limit_tokens(spec) // step * step
-    kept = {row.name: keep_only(row, boundary) for row in spec.rows}
-    assert resolve_hit(spec, kept, **ask).resume_tokens >= boundary
-
-
-def keep_only(row: SpecRow, boundary: int) -> Presence:
-    mask = np.zeros(200, dtype=np.bool_)
-    mask[list(coverage(row, boundary))] = True
-    return Presence(mask, frozenset([boundary]))
-
-
-def test_a_writer_that_keeps_only_the_newest_window_is_wrong() -> None:
-    spec = table(chain("full", 128), chain("w", 48, 100), grain=16)
-    newest = {"full": Presence(np.ones(11, np.bool_)), "w": Presence(np.arange(31) >= 29)}
-    assert resolve_hit(spec, newest, request_tokens=1500).resume_tokens == 0

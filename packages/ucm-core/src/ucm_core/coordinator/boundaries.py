@@ -22,7 +22,7 @@ from ucm_core.errors import SpecError
 from ucm_core.spec.rows import MAX_NUMBER
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 
-__all__ = ["boundaries", "deepest", "joint", "reach", "served", "token_count"]
+__all__ = ["boundaries", "deepest", "depth_of", "joint", "reach", "served", "token_count"]
 
 
 def boundaries(
@@ -37,8 +37,8 @@ def boundaries(
     limit = token_count("limit_tokens", limit_tokens)
     align = token_count("align_tokens", align_tokens, least=1)
     rows = voters(table)
-    depth = min((reach(row, presence.get(row.name, ABSENT), limit_tokens=limit) for row in rows), default=0)
-    candidates = candidate_positions(table, min(limit, depth), align_tokens=align)
+    depth = depth_of(table, presence, rows=rows, limit_tokens=limit)
+    candidates = candidate_positions(table, depth, align_tokens=align)
     return frozenset(candidates[joint(table, presence, candidates=candidates, rows=rows)].tolist())
 
 
@@ -57,6 +57,16 @@ def served(row: SpecRow, presence: Presence, *, candidates: Positions) -> Mask:
     if row.kind is RowKind.SNAPSHOT:
         return _served_by_states(row, presence.positions, candidates)
     return _served_by_blocks(row, presence.mask, candidates)
+
+
+def depth_of(
+    table: SpecTable, known: Mapping[str, Presence], *, rows: Iterable[SpecRow], limit_tokens: int
+) -> int:
+    """Return a depth up to the limit past which ``rows`` serve nothing together; 0 when there is no row."""
+    depths = (
+        reach(voter(table, row), known.get(row.name, ABSENT), limit_tokens=limit_tokens) for row in rows
+    )
+    return min(limit_tokens, min(depths, default=0))
 
 
 def reach(row: SpecRow, presence: Presence, *, limit_tokens: int) -> int:

@@ -50,7 +50,11 @@ def alignment(table: SpecTable, align_tokens: int = 1) -> int:
 
 
 def joint_step(table: SpecTable, align_tokens: int = 1) -> int:
-    """Return the distance of the positions where every row could resume: the lcm of ``A`` and all grids."""
+    """Return the distance of points that all rows share: the lcm of ``A`` and of the snapshot rows' grids.
+
+    It is the ``A`` to give to retention when a table has snapshot rows of several grids: a state between
+    those points has no partner.
+    """
     return math.lcm(alignment(table, align_tokens), *(row.block_tokens for row in table.snapshot_rows))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ucm_core.coordinator.boundaries import boundaries, deepest, joint, reach, served, token_count
+from ucm_core.coordinator.boundaries import boundaries, deepest, depth_of, joint, served, token_count
 from ucm_core.coordinator.coverage import (
     alignment,
     cached_rows,
@@ -188,10 +188,8 @@ def resolve_rows(
     chains, states = _parted(rows)
     limit = cap.hit_tokens if cap else ask.limit_tokens(table)
     # Nothing is asked past the shortest of what decides l, so the work follows what is there.
-    depth = min(
-        (reach(row, known.get(row.name, ABSENT), limit_tokens=limit) for row in chains or states), default=0
-    )
-    candidates = candidate_positions(table, min(limit, depth), align_tokens=ask.align_tokens)
+    depth = depth_of(table, known, rows=chains or states, limit_tokens=limit)
+    candidates = candidate_positions(table, depth, align_tokens=ask.align_tokens)
     by_chains = joint(table, known, candidates=candidates, rows=chains)
     by_all = by_chains & joint(table, known, candidates=candidates, rows=states)
     if cap:

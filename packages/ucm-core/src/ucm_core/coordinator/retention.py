@@ -22,9 +22,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
+from ucm_core.coordinator.coverage import joint_step
 from ucm_core.errors import SpecError
 from ucm_core.spec.rows import MAX_NUMBER, is_count
-from ucm_core.spec.table import SpecRow, SpecTable
+from ucm_core.spec.table import SpecRow
 
 __all__ = ["Progress", "RetentionPolicy", "joint_step", "keep", "positions", "retention_step"]
 
@@ -100,17 +101,6 @@ class Progress:
 def retention_step(row: SpecRow, alignment_tokens: int) -> int:
     """Return the distance of positions worth keeping: the lcm of the row's grid and ``A``, in tokens."""
     return math.lcm(row.block_tokens, alignment_tokens)
-
-
-def joint_step(table: SpecTable, align_tokens: int = 1) -> int:
-    """Return the distance of points that all rows can share, in tokens.
-
-    The lcm of the chain rows' blocks, of the adapter's alignment, and of the grids of all snapshot rows. It
-    is the ``A`` to give to `positions` and `keep` when a table has snapshot rows of several grids: a state
-    between those points has no partner.
-    """
-    grids = (row.block_tokens for row in table.snapshot_rows)
-    return math.lcm(table.alignment_tokens, align_tokens, *grids)
 
 
 def positions(
