@@ -79,31 +79,6 @@ def test_what_is_saved_is_resolved_and_loaded(cache: Cache) -> None:
     assert np.array_equal(loaded.payloads["full"], blocks_of(FULL, 8)[:7])
 
 
-def test_a_fresh_process_may_know_its_states_without_asking(root: Path) -> None:
-    with open_cache(root, HYBRID) as writer:
-        fill(writer)
-    with open_cache(root, HYBRID) as cache:
-        assert cache.rebuild() == 8
-        directory = lambda: cache.statistics().coordinator.checkpoints["state"]  # noqa: E731
-        assert (directory().entries, directory().asked) == (8, 0)
-        assert resume(cache) == 7 * GRAIN
-        assert directory().asked == 1  # the one that was promised
-
-
-def test_what_vanished_after_the_enumeration_is_not_promised(root: Path) -> None:
-    with open_cache(root, HYBRID) as writer:
-        fill(writer)
-    with open_cache(root, HYBRID) as cache:
-        cache.rebuild()
-        cache.stores["state"].drop(cache.keys("state", cache.chain(TOKENS).digests[5:7]))
-        assert resume(cache) == 5 * GRAIN
-
-
-def test_without_a_usable_root_there_is_nothing_to_enumerate(root: Path) -> None:
-    with open_cache(root, HYBRID, identity_of(HYBRID, weights=None)) as cache:
-        assert cache.rebuild() == 0
-
-
 def test_the_verdict_of_another_prompt_loads_only_what_both_share(cache: Cache) -> None:
     fill(cache)
     other = cache.chain(TOKENS[: 2 * GRAIN] + [7] * (6 * GRAIN))

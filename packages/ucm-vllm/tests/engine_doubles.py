@@ -6,6 +6,7 @@ bytes) and the scheduler (block tables written by the test).
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from vllm.v1.core.sched.output import (
 from vllm.v1.request import Request
 
 from ucm_core.coordinator.coordinator import Coordinator
+from ucm_core.coordinator.retention import DEFAULT, RetentionPolicy
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.keys import row_seed
 from ucm_core.spec.table import SpecTable
@@ -52,6 +54,11 @@ class KeysOnly:
     def namespace(self) -> str:
         return self.identity.namespace
 
+    @property
+    def stores(self) -> dict[str, Any]:
+        """Doubles of the stores: they can only drop."""
+        return {row: SimpleNamespace(drop=partial(self.drop, row)) for row in self.present}
+
     def touch(self, verdict: Any) -> None:
         """The double keeps no age."""
 
@@ -70,8 +77,9 @@ class KeysOnly:
 class KeysOnlyEngine:
     """A double of `EngineCache`."""
 
-    def __init__(self, table: SpecTable) -> None:
+    def __init__(self, table: SpecTable, policy: RetentionPolicy) -> None:
         self._table = table
+        self.retention = {row.name: policy for row in table.snapshot_rows}
         self.current: KeysOnly | None = KeysOnly(table)
 
     @property
@@ -95,8 +103,8 @@ def request(tokens: int, request_id: str = "r", first: int = 3) -> Request:
 class Engine:
     """A scheduler half that is ready, and the vLLM around it as far as it is asked."""
 
-    def __init__(self, spec: EngineSpec, **roles: bool) -> None:
-        self.cache = KeysOnlyEngine(spec.table)
+    def __init__(self, spec: EngineSpec, policy: RetentionPolicy = DEFAULT, **roles: bool) -> None:
+        self.cache = KeysOnlyEngine(spec.table, policy)
         self.half = SchedulerHalf(spec, self.cache, **{"saves": True, "loads": True} | roles)  # type: ignore[arg-type]
         self.tell(namespace=IDENTITY.namespace)
 

@@ -17,6 +17,8 @@ import families
 from engine_doubles import request
 from halves import WAIT_S, WEIGHTS, Halves, model_of, settings
 
+from ucm_core.errors import ConfigError
+from ucm_core.ops.config import RowRetention
 from ucm_vllm.engine_cache import EngineCache
 
 
@@ -416,6 +418,12 @@ def test_a_cache_that_is_closed_while_it_opens_stays_closed(tmp_path: Path) -> N
     cache.close()
     known.set()
     assert cache.wait(WAIT_S) is None
+
+
+def test_settings_of_a_row_without_states_are_refused_at_the_start(tmp_path: Path) -> None:
+    config = settings(tmp_path / "root").model_copy(update={"retention": {"full": RowRetention()}})
+    with pytest.raises(ConfigError, match="row 'full' holds no states; rows that do: "):
+        EngineCache(model_of(families.GRANITE), config)
 
 
 def test_a_root_that_is_a_file_is_refused_before_anything_is_touched(tmp_path: Path) -> None:

@@ -108,13 +108,6 @@ def test_nothing_kept_is_nothing_saved() -> None:
     assert PLANNER.save_blocks(WINDOW, np.arange(1), keys=keys, tables=TABLES) is None
 
 
-@pytest.mark.parametrize(
-    ("position", "joint"), [(0, False), (64, False), (128, True), (130, False), (256, True)]
-)
-def test_states_are_kept_where_everybody_could_resume(position: int, joint: bool) -> None:
-    assert PLANNER.is_joint(STATE, position) == joint
-
-
 def test_offers_are_sorted_by_position() -> None:
     offers = [(3, 7, 128), (4, 8, 128), (3, 9, 256)]
     assert offers_by_position(offers) == {128: {3: 7, 4: 8}, 256: {3: 9}}

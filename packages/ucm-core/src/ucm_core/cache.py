@@ -24,6 +24,7 @@ import numpy.typing as npt
 from ucm_core.coordinator.accounts import TokenAccount
 from ucm_core.coordinator.coordinator import Coordinator, CoordinatorStatistics, Verdict
 from ucm_core.coordinator.explain import Explanation
+from ucm_core.coordinator.retention import RetentionPolicy
 from ucm_core.errors import ClosedError, ConfigError, LayoutError, SpecError, StoreError, UcmError
 from ucm_core.flow.copy import BlockTarget, BufferBlocks
 from ucm_core.flow.ticket import ResultCode, TicketGroup
@@ -135,6 +136,7 @@ class Cache:
         """
         settings = config if isinstance(config, CacheConfig) else _settings(config)
         _check_grain(settings, table, identity)
+        retention_policies(settings, table)
         return cls(settings, table, identity=identity, plans=plan_rows(table, settings.ring_bytes))
 
     @property
@@ -438,6 +440,29 @@ def _account(verdict: Verdict) -> TokenAccount:
     prompt = verdict.hit.ask.request_tokens
     local = min(verdict.hit.ask.local_tokens, prompt)
     return TokenAccount(prompt, local).promised(verdict.hit.new_tokens)
+
+
+def retention_policies(config: CacheConfig, table: SpecTable) -> dict[str, RetentionPolicy]:
+    """Per snapshot row of ``table`` what the settings say about its states.
+
+    Raises `ucm_core.ConfigError` for a name that is no snapshot row's and for a budget that holds no state.
+    """
+    rows = {row.name: row for row in table.snapshot_rows}
+    for name in config.retention:
+        if name != "*" and name not in rows:
+            known = ", ".join(rows) or "there are none"
+            raise ConfigError(f"setting 'retention': row {name!r} holds no states; rows that do: {known}")
+    policies = {}
+    for name, row in rows.items():
+        knobs = config.retention.get(name, config.retention.get("*"))
+        policies[name] = RetentionPolicy(**knobs.model_dump()) if knobs else RetentionPolicy()
+        budget = policies[name].budget_bytes
+        if budget is not None and budget < row.block_bytes:
+            raise ConfigError(
+                f"setting 'retention': budget_bytes = {budget} of row {name!r} holds none of its states of"
+                f" {row.block_bytes} bytes; give at least as much"
+            )
+    return policies
 
 
 def _begin_block(first_block: int | Mapping[str, int], row: str) -> int:

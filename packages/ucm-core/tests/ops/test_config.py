@@ -57,6 +57,37 @@ def test_an_unknown_key_is_refused_with_the_closest(key: str, close: str) -> Non
         CacheConfig.load({key: 1})
 
 
+class TestRetention:
+    """Knobs of rows: nested, as closed as the rest."""
+
+    def test_by_default_no_row_is_named(self) -> None:
+        assert CacheConfig().retention == {}
+
+    def test_knobs_of_a_row(self) -> None:
+        config = CacheConfig.load({"retention": {"*": {"interval_tokens": 4096, "budget_bytes": "2GB"}}})
+        knobs = config.retention["*"]
+        assert (knobs.interval_tokens, knobs.budget_bytes) == (4096, 2 * 10**9)
+        assert (knobs.request_end, knobs.second_sight, knobs.half_life_s) == (True, True, 3600.0)
+
+    def test_an_unknown_knob_is_refused_with_the_closest(self) -> None:
+        unknown = r"unknown setting 'retention\.s\.interval'; did you mean 'interval_tokens'"
+        with pytest.raises(ConfigError, match=unknown):
+            CacheConfig.load({"retention": {"s": {"interval": 5}}})
+
+    @pytest.mark.parametrize(
+        ("knob", "value"), [("interval_tokens", -1), ("interval_tokens", 2**31), ("budget_bytes", 0),
+                            ("budget_bytes", "much"), ("half_life_s", 0), ("request_end", "perhaps")]
+    )  # fmt: skip
+    def test_a_bad_value_names_row_and_knob(self, knob: str, value: object) -> None:
+        with pytest.raises(ConfigError, match=rf"setting 'retention\.s\.{knob}'"):
+            CacheConfig.load({"retention": {"s": {knob: value}}})
+
+    @pytest.mark.parametrize("value", [{"s": 5}, {"s": None}, [], 7])
+    def test_what_is_no_mapping_is_refused(self, value: object) -> None:
+        with pytest.raises(ConfigError, match="setting 'retention"):
+            CacheConfig.load({"retention": value})
+
+
 def test_an_unknown_key_without_a_neighbour_lists_all() -> None:
     with pytest.raises(ConfigError, match="unknown setting 'zzz'; the settings are root, ring_bytes"):
         CacheConfig(zzz=1)

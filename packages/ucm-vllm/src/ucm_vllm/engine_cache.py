@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ucm_core.cache import Cache
+from ucm_core.cache import Cache, retention_policies
 from ucm_core.errors import ConfigError, IdentityError, UcmError
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.checkpoint import WeightDigester
@@ -46,6 +46,8 @@ class EngineCache:
     ) -> None:
         refuse_root(config.root)
         plan_rows(model.table, config.ring_bytes)  # raises here, on the engine's thread, for a ring too small
+        self.retention = retention_policies(config, model.table)
+        """Per row of states which of them are kept."""
         self._model = model
         self._config = config
         self._digest = digest or WeightDigester(config.root / ".digests").digest

@@ -30,6 +30,8 @@ class RequestRecord:
         """An asynchronous load is under way."""
         self.trusted = True
         """False: something below this request's blocks may be wrong, so nothing of it is saved."""
+        self.common_tokens: int | None = None
+        """Where an earlier prompt could not be served either; None: not looked for yet."""
         self.cursors: dict[str, int] = {}
         """Per row, blocks ``[0, cursor)`` are stored, planned or cannot be saved in this attempt."""
         self.account = TokenAccount(0, 0)

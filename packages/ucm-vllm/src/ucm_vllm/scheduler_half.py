@@ -19,6 +19,7 @@ import numpy as np
 
 from ucm_core.cache import Cache
 from ucm_core.coordinator.coordinator import Verdict
+from ucm_core.coordinator.retention import Progress
 from ucm_core.errors import IdentityError
 from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.table import SpecRow
@@ -26,10 +27,11 @@ from ucm_vllm import border
 from ucm_vllm.border import guarded
 from ucm_vllm.broken_pages import BrokenPages
 from ucm_vllm.engine_cache import EngineCache
-from ucm_vllm.metadata import Handshake, LoadPlan, RowTransfer, SavePlan, StepPlan, WorkerReport
+from ucm_vllm.metadata import Handshake, Keys, LoadPlan, RowTransfer, SavePlan, StepPlan, WorkerReport
 from ucm_vllm.request_identity import RequestIdentities
 from ucm_vllm.request_records import RequestRecord, RequestRecords
 from ucm_vllm.spec_from_engine import EngineSpec
+from ucm_vllm.state_retention import StateRetention
 from ucm_vllm.transfer_plans import Tables, TransferPlanner, offers_by_position
 
 TAIL_TOKENS = 1
@@ -53,6 +55,7 @@ class SchedulerHalf:
         self._saves_allowed = saves
         self._loads_allowed = loads
         self._planner = TransferPlanner(spec)
+        self._retention = StateRetention(spec, cache.retention)
         self._records = RequestRecords(
             identities or RequestIdentities(), grain_tokens=spec.table.grain_tokens
         )
@@ -86,6 +89,9 @@ class SchedulerHalf:
         ):
             return 0, False
         verdict = self._verdict(cache, chain, request.num_tokens, local_tokens=local_tokens)
+        if record.common_tokens is None:
+            served = max(verdict.hit.resume_tokens, local_tokens)
+            record.common_tokens = self._retention.see(chain, served_tokens=served)
         new_tokens = verdict.hit.new_tokens
         return (new_tokens, self._spec.loads_asynchronously) if new_tokens > 0 else (0, False)
 
@@ -143,6 +149,7 @@ class SchedulerHalf:
         for failed in report.failed:
             if cache is not None and len(failed.keys):
                 cache.coordinator.failed(failed.row, failed.keys)
+                self._retention.forget(failed.row, failed.keys)
         failed_ids = {failed.request_id for failed in report.failed}
         for record in filter(None, map(self._records.get, failed_ids)):
             record.load_failed(report.broken_pages, page_tokens=self._broken.page_tokens)
@@ -160,6 +167,7 @@ class SchedulerHalf:
         """
         self._records.distrust(local=not local_is_empty)
         self._cache.weights_changed()
+        self._retention = StateRetention(self._spec, self._cache.retention)
         return True
 
     def meet(self, handshakes: Collection[Handshake]) -> None:
@@ -221,6 +229,8 @@ class SchedulerHalf:
         if verdict.hit.resume_tokens != resume_tokens:
             return None
         cache.touch(verdict)
+        for row in self._spec.table.snapshot_rows:
+            self._has_room(cache, row, verdict.keys[row.name])
         return self._planner.load(verdict, tables)
 
     # -- saves
@@ -276,27 +286,42 @@ class SchedulerHalf:
     def _states_to_save(
         self, cache: Cache, record: RequestRecord, offers: Collection[tuple[int, int, int]]
     ) -> tuple[RowTransfer, ...]:
-        """Each row's state at each joint position that all its groups offer in this step."""
-        if not record.trusted:
+        """Of each row the states that are worth keeping among those that vLLM offers in this step."""
+        by_position = offers_by_position(offers)
+        chain = record.chain_to(max(by_position, default=0)) if record.trusted else None
+        if chain is None:
             return ()
+        progress = Progress(
+            record.request.num_prompt_tokens,
+            chain.token_count,
+            tail_tokens=TAIL_TOKENS,
+            common_tokens=record.common_tokens or 0,
+        )
         states = (
-            self._state_to_save(cache, record, row, position=position, pages=pages)
-            for position, pages in offers_by_position(offers).items()
+            self._state_to_save(cache, chain, row, position=position, pages=by_position[position])
             for row in self._spec.table.snapshot_rows
+            for position in self._retention.kept(row, by_position, progress=progress)
         )
         return tuple(state for state in states if state is not None)
 
     def _state_to_save(
-        self, cache: Cache, record: RequestRecord, row: SpecRow, *, position: int, pages: Mapping[int, int]
+        self, cache: Cache, chain: PrefixChain, row: SpecRow, *, position: int, pages: Mapping[int, int]
     ) -> RowTransfer | None:
-        chain = record.chain_to(position)
-        if chain is None or position > chain.token_count or not self._planner.is_joint(row, position):
-            return None
+        """The state, unless it is stored already or others are worth more."""
         block = position // row.block_tokens - 1
-        if not cache.coordinator.missing(chain, row.name, begin_block=block, end_block=block + 1).any():
-            return None
         key = cache.coordinator.keys(chain, row.name, begin_block=block, end_block=block + 1)
-        return self._planner.save_state(row, key, pages=pages)
+        if not self._has_room(cache, row, key):
+            return None
+        missing = cache.coordinator.missing(chain, row.name, begin_block=block, end_block=block + 1)
+        return self._planner.state(row, key, pages=pages) if missing.any() else None
+
+    def _has_room(self, cache: Cache, row: SpecRow, key: Keys) -> bool:
+        """Count the state under ``key`` (``uint8[1, 32]``) as seen; what is worth too little is dropped."""
+        fallen = self._retention.sight(row, key)
+        itself = (fallen == key).all(axis=1)
+        if len(fallen[~itself]):
+            cache.stores[row.name].drop(fallen[~itself])
+        return not itself.any()
 
     def _save_again(self, request_id: str) -> None:
         """Begin again at block 0: what was planned was not stored, or what was there is not any more."""

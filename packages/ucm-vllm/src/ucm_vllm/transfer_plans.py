@@ -43,7 +43,7 @@ class TransferPlanner:
             pages = {group.index: _state_page(group, resume, tables) for group in self._spec.rows[row.name]}
             if NULL_PAGE in pages.values():
                 return None
-            transfers.append(self._states(row, verdict.keys[row.name], pages))
+            transfers.append(self.state(row, verdict.keys[row.name], pages=pages))
         return tuple(transfers)
 
     def range_of(self, *, begin_tokens: int, end_tokens: int, tables: Tables) -> tuple[RowTransfer, ...]:
@@ -74,17 +74,8 @@ class TransferPlanner:
         chosen = tuple((group, of_payloads(rows, complete)) for group, rows in pieces)
         return RowTransfer(row.name, keys[complete], chosen)
 
-    def save_state(self, row: SpecRow, key: Keys, *, pages: Mapping[int, int]) -> RowTransfer | None:
-        """The row's state, if all its groups offer it (``pages``: group -> engine block)."""
-        if any(pages.get(group.index, NULL_PAGE) == NULL_PAGE for group in self._spec.rows[row.name]):
-            return None
-        return self._states(row, key, pages)
-
-    def is_joint(self, row: SpecRow, position: int) -> bool:
-        """Whether every row could resume at ``position``: only such states are worth keeping."""
-        return position > 0 and position % self._spec.align_tokens == 0 and position % row.block_tokens == 0
-
-    def _states(self, row: SpecRow, key: Keys, pages: Mapping[int, int]) -> RowTransfer:
+    def state(self, row: SpecRow, key: Keys, *, pages: Mapping[int, int]) -> RowTransfer:
+        """The row's state under ``key``, which all its groups hold (``pages``: group -> engine block)."""
         groups = self._spec.rows[row.name]
         return RowTransfer(
             row.name, key, tuple((group.index, state_pieces([pages[group.index]])) for group in groups)

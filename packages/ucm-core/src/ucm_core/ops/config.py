@@ -30,6 +30,23 @@ def default_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ucm"
 
 
+class RowRetention(BaseModel):
+    """Which states of one row are kept; frozen. What the knobs do: `ucm_core.coordinator.retention`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    request_end: bool = True
+    """Keep the states for the same prompt again and for its next turn."""
+    second_sight: bool = True
+    """Keep the state at a boundary that two prompts share and that could not be served."""
+    interval_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    """Tokens between states kept besides; 0 = none; None = the row's own, or whatever the engine offers."""
+    budget_bytes: Size | None = None
+    """Bytes of states that one process keeps, the most valuable ones; None = no bound but the cache's."""
+    half_life_s: Annotated[float, Field(gt=0, le=10**9)] = 3600.0
+    """Time without use after which a state counts half."""
+
+
 class CacheConfig(BaseModel):
     """Everything a user may set; frozen. Every bad value raises `ConfigError` with the key and the remedy.
 
@@ -59,6 +76,8 @@ class CacheConfig(BaseModel):
     """Longest time that one save may wait for room in the ring before it keeps less."""
     load_wait_s: Annotated[float, Field(ge=0, le=600)] = 10.0
     """Longest time that one load waits for another reader of the same object before it reads by itself."""
+    retention: dict[str, RowRetention] = Field(default_factory=dict)
+    """Which states are kept, by name of the row; ``"*"`` stands for all rows that are not named."""
 
     def __init__(self, **values: object) -> None:
         try:
@@ -152,10 +171,11 @@ def _explain(error: ValidationError) -> str:
 
 def _explain_one(detail: dict[str, object]) -> str:
     location = detail["loc"]
-    key = str(location[0]) if isinstance(location, tuple) and location else ""
+    path = [str(part) for part in location] if isinstance(location, tuple) else []
+    key = ".".join(path)
     if detail["type"] == "extra_forbidden":
-        known = list(CacheConfig.model_fields)
-        close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        known = list((CacheConfig if len(path) == 1 else RowRetention).model_fields)
+        close = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}"
         return f"unknown setting {key!r}; {hint}"
     message = str(detail["msg"]).removeprefix("Value error, ")
