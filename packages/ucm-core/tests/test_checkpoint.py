@@ -224,6 +224,46 @@ def finished(process, queue):
     return result
 
 
+def test_samples_are_in_a_namespace_of_their_own(model, digester, tmp_path):
+    sampler = WeightDigester(digester.cache_directory, sampled=True)
+    full, sampled = digester.digest(model), sampler.digest(model)
+    assert sampled.startswith("sampled:")
+    assert len(bytes.fromhex(sampled.removeprefix("sampled:"))) == 32
+    assert sampled.removeprefix("sampled:") != full
+    assert [digester.digest(model), sampler.digest(model)] == [full, sampled]
+    assert sampler.files_hashed == digester.files_hashed == 2
+
+
+WINDOW = checkpoint._SAMPLE_BYTES
+LONG = 100 * WINDOW  # of which 64 windows are read
+
+
+def sampled_after(model, digester, offset, *, size=LONG):
+    """The digest of zeros with one byte changed at ``offset``, or of ``size`` zeros."""
+    with (model / "a.safetensors").open("wb") as stream:
+        stream.truncate(size)
+        if offset is not None:
+            stream.seek(offset)
+            stream.write(b"x")
+    return WeightDigester(digester.cache_directory, sampled=True).digest(model)
+
+
+@pytest.mark.parametrize("offset", [0, WINDOW - 1, 99 * WINDOW // 63, LONG - WINDOW, LONG - 1])
+def test_what_lies_in_a_window_counts(model, digester, offset):
+    assert sampled_after(model, digester, offset) != sampled_after(model, digester, None)
+
+
+def test_a_sample_reads_a_part_only_but_knows_the_size(model, digester):
+    plain = sampled_after(model, digester, None)
+    assert sampled_after(model, digester, WINDOW + 1) == plain  # between the first two windows
+    assert sampled_after(model, digester, None, size=LONG + 1) != plain
+
+
+def test_of_a_short_file_samples_see_every_byte(model, digester):
+    seen = {sampled_after(model, digester, offset, size=20) for offset in range(20)}
+    assert len(seen) == 20
+
+
 def test_of_two_processes_one_computes_and_both_answer_alike(model, digester):
     with (model / "c.safetensors").open("wb") as stream:
         stream.truncate(64 << 20)

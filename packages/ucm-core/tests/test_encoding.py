@@ -100,6 +100,13 @@ def test_what_is_nested_without_end_is_no_plain_data():
         canonical_json(value)
 
 
+def test_a_number_without_end_is_no_plain_data():
+    assert canonical_json(-1.7e308) == canonical_json(int(-1.7e308))
+    for spell in (canonical_json, canonical_bytes):
+        with pytest.raises(IdentityError, match=r"value\.a is a number of 16610 bits, more than 8192"):
+            spell({"a": 10**5000})
+
+
 def test_keys_are_text():
     with pytest.raises(IdentityError, match="key 1"):
         canonical_bytes({"labels": {1: "x"}})

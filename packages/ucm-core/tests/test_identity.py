@@ -6,6 +6,7 @@ import json
 import pytest
 
 from ucm_core.errors import IdentityError
+from ucm_core.spec import identity as identity_module
 from ucm_core.spec.identity import CANONICAL_LAYOUT, ModelIdentity, canonical_json
 
 CONFIG = {"rope_theta": 10000, "layers": [1, 2], "scale": {"factor": 4, "on": True}}
@@ -114,9 +115,17 @@ def test_unknown_weights_match_nothing_not_even_themselves():
         ({"config": "{"}, "config is not JSON text"),
         ({"quantisation": "none"}, "quantisation is not JSON text"),
         ({"config": "[" * 5000}, "config is not JSON text"),
-        ({"table": None}, "table is ''"),
+        ({"table": None}, "table is None"),
         ({"state_dtypes": 5}, "state_dtypes are 5"),
         ({"state_dtypes": (("ssm",),)}, "give pairs"),
+        ({"state_dtypes": ((1, "float32"),)}, "a name in state_dtypes is 1, a int; give text"),
+        ({"weights": "sampled:"}, "weights is ''"),
+        ({"weights": "sampled:sampled:" + "ab" * 32}, "weights is"),
+        ({"weights": "guessed:" + "ab" * 32}, "weights is"),
+        ({"weights": "ab " * 32}, "weights is"),
+        ({"revision": 7}, "revision is 7, a int"),
+        ({"revision": False}, "revision is False"),
+        ({"private_token": None}, "private_token is None"),
         ({"grain_tokens": 0}, "grain_tokens is 0"),
         ({"grain_tokens": 64.0}, "grain_tokens is 64.0"),
         ({"generation": -1}, "generation is -1"),
@@ -127,6 +136,64 @@ def test_unknown_weights_match_nothing_not_even_themselves():
 def test_vague_fields_are_refused(fields, message):
     with pytest.raises(IdentityError, match=message):
         changed(**fields)
+
+
+def test_samples_of_weights_never_equal_all_of_them():
+    sampled = changed(weights="sampled:" + BASE.weights)
+    assert sampled.known
+    assert not sampled.matches(BASE)
+    assert sampled.namespace != BASE.namespace
+    assert sampled.manifest()["weights"].startswith("sampled:")
+
+
+def test_two_unknowns_are_not_equal_whatever_else_they_have_in_common():
+    one, other = (changed(weights=None, revision=revision) for revision in (None, "r7"))
+    pairs = [(one, one), (one, other), (one, BASE), (BASE, one), (other, other)]
+    assert not any(left.matches(right) for left, right in pairs)
+
+
+def test_the_digest_is_made_once(monkeypatch):
+    fresh = changed(revision="once")
+    first = fresh.digest
+    monkeypatch.setattr(identity_module, "digest_of", None)
+    assert fresh.digest is first
+    assert fresh.namespace == first.hex()[:32]
+
+
+# -- two halves of one engine (case C-15)
+
+
+def test_what_changes_after_an_identity_was_made_does_not_change_it():
+    rope = {"rope_type": "yarn", "factor": 4}
+    config = {"rope": rope, "block_size": 16}
+    made = changed(config=canonical_json(config))
+    before = made.digest
+    rope["factor"] = 8
+    config["block_size"] = 32
+    assert made.digest == before
+    late = changed(config=canonical_json(config))
+    with pytest.raises(IdentityError, match=r"differ first in config\.block_size: 16 != 32") as error:
+        made.require_same_model(late, halves=("scheduler", "worker"))
+    assert f"{made.digest.hex()} (scheduler) and {late.digest.hex()} (worker)" in str(error.value)
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_halves_may_differ_in_their_generation_only(field):
+    other = changed(**{field: CHANGES[field]})
+    if field in {"generation", "private_token"}:
+        BASE.require_same_model(other)
+        return
+    for left, right in [(BASE, other), (other, BASE)]:
+        with pytest.raises(IdentityError, match=f"differ first in {field}"):
+            left.require_same_model(right)
+
+
+def test_weights_are_compared_once_both_halves_know_them():
+    unknown = changed(weights=None)
+    for left, right in [(BASE, unknown), (unknown, BASE), (unknown, unknown)]:
+        left.require_same_model(right)
+    with pytest.raises(IdentityError, match="kv_dtype"):
+        BASE.require_same_model(changed(weights=None, kv_dtype="float16"))
 
 
 def test_a_generation_is_another_namespace_of_the_same_base():

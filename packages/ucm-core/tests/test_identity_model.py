@@ -79,6 +79,68 @@ def test_everything_resolved_is_part_of_the_identity(checkpoint):
     assert len({read_model(checkpoint, run).identity.digest for run in runs}) == len(runs)
 
 
+def test_sampled_weights_are_another_model(checkpoint, digester, tmp_path):
+    full, sampled = (
+        read_model(checkpoint, RUN).with_weights(chosen).identity
+        for chosen in (digester, WeightDigester(tmp_path / "cache", sampled=True))
+    )
+    assert sampled.known
+    assert full.first_difference(sampled).startswith("weights")
+
+
+ROPES = [
+    ("default", False), ("linear", False), ("yarn", False), ("llama3", False),
+    ("longrope", True), ("su", True), ("dynamic", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+@pytest.mark.parametrize(("rope", "matters"), ROPES)
+def test_the_engines_length_counts_where_rotary_values_depend_on_it(checkpoint, key, rope, matters):
+    overrides = {"rope_scaling": {key: rope, "factor": 2}}
+    short, long = (
+        read_model(checkpoint, dataclasses.replace(RUN, max_model_len=length), overrides=overrides).identity
+        for length in (2048, 4096)
+    )
+    difference = short.first_difference(long)
+    assert difference == ("config.max_model_len: 2048 != 4096" if matters else None)
+
+
+def test_without_a_length_that_matters_the_identity_is_unknown(checkpoint):
+    with pytest.raises(IdentityError, match="max_model_len, which is not given: its identity is unknown"):
+        read_model(checkpoint, RUN, overrides={"rope_scaling": {"rope_type": "dynamic"}})
+
+
+YARN = {
+    "rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 8192, "beta_fast": 32,
+    "beta_slow": 1, "rope_theta": 1000000, "mrope_section": [16, 24, 24],
+}  # fmt: skip
+ROTARY_CHANGES = [
+    *[{name: value * 2} for name, value in YARN.items() if isinstance(value, int)],
+    {"rope_type": "linear"}, {"mrope_section": [24, 24, 16]}, {"partial_rotary_factor": 0.5}, {"factor": 4.5},
+    {"factor": "4"}, {"mrope_section": [16, 24]}, {"beta_slow": None}, {"beta_slow": True},
+]  # fmt: skip
+
+
+def digest_with(checkpoint, rope, where):
+    config = CONFIG | where(rope)
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    return read_model(checkpoint, RUN).identity.digest
+
+
+@pytest.mark.parametrize(
+    "where",
+    [lambda rope: {"rope_scaling": rope}, lambda rope: {"rope_parameters": {"full_attention": rope}}],
+    ids=["scaling", "per kind of layer"],
+)
+def test_rotary_parameters_count_by_value(checkpoint, where):
+    plain = digest_with(checkpoint, YARN, where)
+    respelled = dict(reversed((YARN | {"factor": 4.0}).items()))
+    assert digest_with(checkpoint, respelled, where) == plain
+    others = {digest_with(checkpoint, YARN | change, where) for change in ROTARY_CHANGES}
+    assert len(others | {plain}) == len(ROTARY_CHANGES) + 1
+
+
 def test_other_weights_are_another_model(checkpoint, digester):
     before = read_model(checkpoint, RUN).with_weights(digester).identity
     (checkpoint / "model.safetensors").write_bytes(b"Weights")

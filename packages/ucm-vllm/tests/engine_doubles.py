@@ -86,10 +86,11 @@ class KeysOnlyEngine:
     def identity(self) -> ModelIdentity:
         return IDENTITY if self.current is None else self.current.identity
 
-    def weights_changed(self) -> None:
+    def weights_changed(self) -> bool:
         self.current = KeysOnly(
             self._table, self.identity.with_generation(self.identity.generation + 1, "secret")
         )
+        return True
 
     def close(self) -> None:
         self.current = None

@@ -344,9 +344,21 @@ def test_where_the_change_itself_fails_nothing_is_found_any_more(
     engine = engines()
     engine.write_prompt(request(300, "before"), ([1, 2, 3],))
     monkeypatch.setattr("ucm_core.cache.Cache.weights_changed", _defect)
-    assert engine.scheduler.reset()
+    assert not engine.scheduler.reset()
     assert engine.scheduler.matched_tokens(request(300, "after"), 0) == (0, False)
     assert engine.plan().namespace is None
+
+
+def test_a_reset_that_a_tier_refuses_is_a_failure_and_finds_nothing_all_the_same(
+    engines: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engines()
+    engine.write_prompt(request(300, "before"), ([1, 2, 3],))
+    root = engine.scheduler._cache._config.root
+    (root / ".generations").write_text("no directory")
+    assert not engine.scheduler.reset()
+    assert "tier 'file' was not reset" in caplog.text
+    assert engine.scheduler.matched_tokens(request(300, "after"), 0) == (0, False)
 
 
 def test_weights_that_change_before_they_are_known_are_not_those_of_the_checkpoint(tmp_path: Path) -> None:

@@ -289,24 +289,23 @@ class Cache:
         rows = (row.name for row in self.table.snapshot_rows)
         return sum(space.coordinator.rebuild(row, space.stores[row].names()) for row in rows)
 
-    def weights_changed(self) -> None:
-        """Find nothing of what was stored so far, and let nobody else find what is stored from now on.
+    def reset(self) -> None:
+        """Find nothing of what was stored so far, here and wherever this model's cache is opened from now on.
 
-        The root's counter is raised for everybody; besides, this cache gets a private token, because nobody
-        can name weights that exist only in memory. Saves under way end in the namespace in which they began.
-        Where no new stores can be opened nothing is kept or found from now on.
+        The root's counter is raised; saves under way end in the namespace in which they began. Raises
+        `ucm_core.StoreError`, naming the tier, when that counter cannot be kept: nothing of before is found
+        here all the same, but other processes and later ones still may. Where no new stores can be opened
+        nothing is kept or found from now on.
         """
-        with self._lock:
-            self._opened()
-            old = self._space
-            raised = self._raised(old.identity)
-            try:
-                self._space = self._open_space(raised)
-            except UcmError as error:
-                _log.warning("weights changed, and nothing is cached any more: %s", error)
-                metrics.ERRORS.labels(where="weights_changed").inc()
-                self._space = self._space_of(raised, absent_stores(self._plans))
-        close_stores(old.stores)
+        self._move_on(self.identity.private_token)
+
+    def weights_changed(self) -> None:
+        """`reset`, and let nobody else find what is stored from now on.
+
+        For that this cache gets a private token, because nobody can name weights that exist only in memory.
+        Raises as `reset` does.
+        """
+        self._move_on(secrets.token_hex(16))
 
     def statistics(self) -> CacheStatistics:
         """A moment of this cache."""
@@ -381,14 +380,32 @@ class Cache:
             return identity
         return identity.with_generation(self._root.generation(identity.base_digest))
 
-    def _raised(self, identity: ModelIdentity) -> ModelIdentity:
-        token = secrets.token_hex(16)
+    def _move_on(self, private_token: str) -> None:
+        """Go to the next generation; StoreError, with that done, where others could not be told."""
+        with self._lock:
+            self._opened()
+            old = self._space
+            raised, refusal = self._raised(old.identity, private_token)
+            try:
+                self._space = self._open_space(raised)
+            except UcmError as error:
+                _log.warning("a new generation began, and nothing is cached any more: %s", error)
+                metrics.ERRORS.labels(where="generation").inc()
+                self._space = self._space_of(raised, absent_stores(self._plans))
+        close_stores(old.stores)
+        if refusal is not None:
+            raise StoreError(
+                f"tier 'file' was not reset: {refusal}; this cache finds nothing of before, others still may:"
+                f" make {self._root.path} writable, open the cache again and repeat"
+            )
+
+    def _raised(self, old: ModelIdentity, private_token: str) -> tuple[ModelIdentity, StoreError | None]:
+        """The identity in the next generation; in one that nobody else has, where the root refuses."""
         try:
-            return identity.with_generation(self._root.raise_generation(identity.base_digest), token)
+            number = self._root.raise_generation(old.base_digest)
         except StoreError as error:
-            _log.warning("weights changed, and other engines cannot be told: %s", error)
-            metrics.ERRORS.labels(where="weights_changed").inc()
-            return identity.with_generation(identity.generation, token)
+            return old.with_generation(old.generation, secrets.token_hex(16)), error
+        return old.with_generation(number, private_token), None
 
     def _open_space(self, identity: ModelIdentity) -> _Space:
         if not identity.known:

@@ -101,7 +101,7 @@ BAD_VALUES: dict[str, list[object]] = {
     "save_wait_s": [-1, float("nan")],
     "load_wait_s": [float("inf")],
     "sync": ["perhaps"],
-    "weight_digest": ["sampled"],
+    "weight_digest": ["quick"],
     "root": ["", ".", "a\0b", 7, None, "\ud800", "~nobody-of-this-name/x"],
 }
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ucm_core.cache import Cache, retention_policies
-from ucm_core.errors import ConfigError, IdentityError, UcmError
+from ucm_core.errors import ConfigError, IdentityError, StoreError, UcmError
+from ucm_core.ops import metrics
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.checkpoint import WeightDigester
 from ucm_core.spec.identity import ModelIdentity
@@ -50,7 +51,7 @@ class EngineCache:
         """Per row of states which of them are kept."""
         self._model = model
         self._config = config
-        self._digest = digest or WeightDigester(config.root / ".digests").digest
+        self._digest = digest or _digester(config).digest
         self._lock = threading.Lock()
         self._cache: Cache | None = None
         self._closed = False
@@ -76,21 +77,21 @@ class EngineCache:
         self._opener.join(timeout_s)
         return self.current
 
-    def weights_changed(self) -> None:
+    def weights_changed(self) -> bool:
         """This engine finds nothing stored so far, and nobody else finds what it stores from now on.
 
-        Where that cannot be done it is without a cache from now on.
+        False where a tier refused, so that others may still find what was stored, and where it could not be
+        done at all: then the engine is without a cache from now on.
         """
         with self._lock:
             cache = self._cache
             self._changed_early = cache is None
-        if cache is None:
-            return
         try:
-            cache.weights_changed()
+            return cache is None or _changed(cache)
         except Exception as error:  # noqa: BLE001 (the border: going on would find what old weights computed)
             border.failed("weights_changed", error)
             self.close()
+            return False
 
     def follow(self, namespace: str | None, generation: Generation) -> Cache | None:
         """The cache of ``namespace``, opened anew if the other half moved on; None where that is not ours."""
@@ -133,7 +134,7 @@ class EngineCache:
     def _replace(self, cache: Cache | None) -> Cache | None:
         with self._lock:
             if cache is not None and self._changed_early:
-                cache.weights_changed()  # what the checkpoint says was overtaken before it was read
+                _changed(cache)  # what the checkpoint says was overtaken before it was read
                 self._changed_early = False
             late = cache if self._closed else None
             stale, self._cache = self._cache, None if self._closed else cache
@@ -141,6 +142,21 @@ class EngineCache:
             if old is not None:
                 old.close()
         return self.current
+
+
+def _digester(config: CacheConfig) -> WeightDigester:
+    return WeightDigester(config.root / ".digests", sampled=config.weight_digest == "sampled")
+
+
+def _changed(cache: Cache) -> bool:
+    """Tell the cache that its weights changed; False, with a log line, where a tier refused."""
+    try:
+        cache.weights_changed()
+    except StoreError as error:
+        _log.error("UCM: the weights changed, but %s", error)
+        metrics.ERRORS.labels(where="weights_changed").inc()
+        return False
+    return True
 
 
 def _introduce(cache: Cache) -> None:

@@ -20,10 +20,6 @@ from ucm_core.spec.model import Model, Resolved, read_model
 READABLE_LOAD_FORMATS = ("auto", "hf", "safetensors", "fastsafetensors")
 """Load formats whose weights are the checkpoint's safetensors files, byte for byte."""
 
-LENGTH_DEPENDENT_ROPES = ("longrope", "su", "dynamic")
-"""Rope types whose values depend on the engine's max_model_len, which therefore enters the config."""
-
-
 VALUE_OPTIONS = (
     "additional_config",
     "cache_config.calculate_kv_scales",
@@ -49,10 +45,11 @@ def engine_model(vllm_config: Any, groups: Iterable[Any], *, config: CacheConfig
         state_dtypes=state_dtypes,
         quantisation=quantisation_of(vllm_config, merged),
         run_options=run_options_of(vllm_config),
+        max_model_len=vllm_config.model_config.max_model_len,
         grain_tokens=config.grain_tokens,
         block_tokens=config.block_tokens,
     )
-    return read_model(directory, resolved, overrides={**overrides, **_length_override(vllm_config, merged)})
+    return read_model(directory, resolved, overrides=overrides)
 
 
 def checkpoint_directory(vllm_config: Any) -> Path:
@@ -170,20 +167,6 @@ def _hub_directory(model: Any) -> Path:
     if not isinstance(found, str):
         raise IdentityError(f"{model.model!r} is neither a directory nor a downloaded repository")
     return Path(found).parent
-
-
-def _length_override(vllm_config: Any, merged: Mapping[str, Any]) -> dict[str, Any]:
-    if not _depends_on_length(merged):
-        return {}
-    return {"max_model_len": int(vllm_config.model_config.max_model_len)}
-
-
-def _depends_on_length(config: Mapping[str, Any]) -> bool:
-    """Whether a rope of ``config`` does: of the model, of a part of it, or of one type of layers."""
-    kind = config.get("rope_type", config.get("type"))
-    return kind in LENGTH_DEPENDENT_ROPES or any(
-        _depends_on_length(value) for value in config.values() if isinstance(value, Mapping)
-    )
 
 
 def _dtype_name(dtype: Any) -> str:

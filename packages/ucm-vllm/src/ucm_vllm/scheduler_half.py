@@ -12,7 +12,6 @@ Nothing here moves bytes. Nothing here promises what it did not just look up.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -163,12 +162,13 @@ class SchedulerHalf:
     def reset(self, *, local_is_empty: bool = False) -> bool:
         """The weights changed: nothing stored before is found, nothing computed before is stored.
 
-        ``local_is_empty``: vLLM's own prefix cache holds nothing of before either.
+        ``local_is_empty``: vLLM's own prefix cache holds nothing of before either. False when a tier refused:
+        this engine finds nothing of before all the same, others may.
         """
         self._records.distrust(local=not local_is_empty)
-        self._cache.weights_changed()
+        everywhere = self._cache.weights_changed()
         self._retention = StateRetention(self._spec, self._cache.retention)
-        return True
+        return everywhere
 
     def meet(self, handshakes: Collection[Handshake]) -> None:
         """IdentityError, with digests and first difference, unless the workers run the same model."""
@@ -179,7 +179,7 @@ class SchedulerHalf:
                 raise IdentityError(
                     f"the worker half cannot identify the model ({handshake.reason}), the scheduler half can"
                 )
-            _require_equal(mine, theirs)
+            mine.require_same_model(theirs, halves=("scheduler", "worker"))
         self._worker_ready = bool(handshakes) and all(
             h.identity is not None and h.identity.known for h in handshakes
         )
@@ -337,17 +337,3 @@ def _computed_tokens(scheduled: Any) -> Mapping[str, int]:
     cached = scheduled.scheduled_cached_reqs
     computed.update(zip(cached.req_ids, map(int, cached.num_computed_tokens), strict=True))
     return computed
-
-
-def _require_equal(mine: Any, theirs: Any) -> None:
-    """Weights are compared once both halves know them; all else is known from the start."""
-    if mine.known != theirs.known:
-        mine, theirs = (replace(identity, weights=None) for identity in (mine, theirs))
-    # the generation is the scheduler half's to say, with every step
-    mine, theirs = mine.with_generation(0), theirs.with_generation(0)
-    field = mine.first_difference(theirs)
-    if field is not None:
-        raise IdentityError(
-            f"the two halves of the connector run different models: {mine.digest.hex()} (scheduler) and"
-            f" {theirs.digest.hex()} (worker) differ first in {field}"
-        )

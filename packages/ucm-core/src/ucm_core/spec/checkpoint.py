@@ -17,14 +17,18 @@ from typing import Any
 
 from ucm_core.errors import IdentityError
 from ucm_core.spec.encoding import canonical_json, digest_of
+from ucm_core.spec.identity import SAMPLED
 
-__all__ = ["WeightDigester", "adapter_digest", "read_config"]
+__all__ = ["WeightDigester", "adapter_digest", "depends_on_length", "read_config"]
 
 _DROPPED = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
 _DROPPED_SUFFIX = "_token_id"
+_LENGTH_DEPENDENT_ROPES = ("longrope", "su", "dynamic")
 MAX_CONFIG_BYTES = 16 << 20
 """Far above any model's; a larger file is refused before it is read."""
 _MAX_ENTRY_BYTES = 4096
+_SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
+"""Windows per file, and their size."""
 _TICK_NS = 20_000_000
 """Longer than the file clock's step: two writes further apart have different change times."""
 
@@ -52,6 +56,14 @@ def read_config(directory: Path, overrides: Mapping[str, Any] | None = None) -> 
     return _without_dropped(plain)
 
 
+def depends_on_length(config: Mapping[str, Any]) -> bool:
+    """Return whether rotary values depend on the engine's max_model_len, in any part of the model."""
+    kind = config.get("rope_type", config.get("type"))
+    return kind in _LENGTH_DEPENDENT_ROPES or any(
+        depends_on_length(value) for value in config.values() if isinstance(value, Mapping)
+    )
+
+
 def adapter_digest(directory: Path) -> str:
     """Return the hex digest over a LoRA adapter's weights and configuration; IdentityError without them."""
     weights, config = Path(directory) / "adapter_model.safetensors", Path(directory) / "adapter_config.json"
@@ -65,21 +77,27 @@ def adapter_digest(directory: Path) -> str:
 
 
 class WeightDigester:
-    """Digests all weights of a checkpoint, each file at most once per machine.
+    """Digests the weights of a checkpoint, each file at most once per machine.
 
+    Every byte counts, unless ``sampled``: then the size and 64 evenly spread windows of 64 KiB of each file,
+    which says so in the digest (``sampled:``) and shares with nobody who read all.
     Results are kept in ``cache_directory`` per file by (device, inode, size, mtime_ns, ctime_ns). One process
     computes at a time, under an open-file-description lock; the others wait and then read its results.
     Without a writable directory every call computes.
     """
 
-    def __init__(self, cache_directory: Path) -> None:
+    def __init__(self, cache_directory: Path, *, sampled: bool = False) -> None:
         """Remember where results are kept; nothing is created before the first call."""
         self.cache_directory = Path(cache_directory)
+        self.sampled = sampled
+        """Whether only samples are read."""
         self.files_hashed = 0
-        """Files that this object read in full."""
+        """Files that this object read."""
 
     def digest(self, directory: Path) -> str:
         """Return 64 hex characters over names and bytes of all ``*.safetensors``, in name order.
+
+        Before those over samples stands ``sampled:``.
 
         Raises IdentityError when there is none, when one cannot be read, or when one changes meanwhile.
         """
@@ -91,15 +109,18 @@ class WeightDigester:
                 entries = [[path.name, self._file_digest(path)] for path in files]
             except OSError as error:
                 raise IdentityError(f"the weights in {directory} cannot be read: {error}") from error
+        if self.sampled:
+            return SAMPLED + digest_of("ucm-weight-samples-1", entries).hex()
         return digest_of("ucm-weights-1", entries).hex()
 
     def _file_digest(self, path: Path) -> str:
         key = _file_key(path.stat())
-        kept = self.cache_directory / f"{digest_of('ucm-weight-file-1', key).hex()[:32]}.json"
+        tag = "ucm-sampled-file-1" if self.sampled else "ucm-weight-file-1"
+        kept = self.cache_directory / f"{digest_of(tag, key).hex()[:32]}.json"
         found = _read_entry(kept, key)
         if found is None:
             _let_the_clock_pass(key[-1])
-            found = _hash_file(path).hex()
+            found = (_sample_file(path) if self.sampled else _hash_file(path)).hex()
             self.files_hashed += 1
             if _file_key(path.stat()) != key:
                 raise IdentityError(f"{path} changed while it was read: the weights are unknown")
@@ -184,6 +205,19 @@ def _let_the_clock_pass(changed_ns: int) -> None:
 def _hash_file(path: Path) -> bytes:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=32)).digest()
+
+
+def _sample_file(path: Path) -> bytes:
+    """Return the digest of the file's size and of windows spread evenly over it, both ends included."""
+    sampled = hashlib.blake2b(digest_size=32)
+    with path.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        sampled.update(struct.pack("<Q", size))
+        last = max(0, size - _SAMPLE_BYTES)
+        for number in range(_SAMPLES):
+            stream.seek(last * number // (_SAMPLES - 1))
+            sampled.update(stream.read(_SAMPLE_BYTES))
+    return sampled.digest()
 
 
 def _read_entry(path: Path, key: list[int]) -> str | None:

@@ -18,6 +18,8 @@ from ucm_core.errors import IdentityError
 __all__ = ["canonical_bytes", "canonical_json", "digest_of"]
 
 _MAX_DEPTH = 100
+_MAX_BITS = 8192
+"""Far more than a float needs, fewer than what Python refuses to spell."""
 
 
 def canonical_json(value: object) -> str:
@@ -44,7 +46,7 @@ def _plain(value: Any, path: str, *, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool | str | bytes):
         return value
     if isinstance(value, int):
-        return int(value)
+        return _whole(int(value), path)
     if isinstance(value, float):
         return int(value) if value.is_integer() else float(value)
     if depth >= _MAX_DEPTH:
@@ -56,6 +58,14 @@ def _plain(value: Any, path: str, *, depth: int = 0) -> Any:
             _key(key, path): _plain(item, f"{path}.{key}", depth=depth + 1) for key, item in value.items()
         }
     raise IdentityError(f"{path} is a {type(value).__name__}, not plain data: its identity is unknown")
+
+
+def _whole(value: int, path: str) -> int:
+    if value.bit_length() > _MAX_BITS:
+        raise IdentityError(
+            f"{path} is a number of {value.bit_length()} bits, more than {_MAX_BITS}: its identity is unknown"
+        )
+    return value
 
 
 def _refuse_bytes(value: object) -> None:

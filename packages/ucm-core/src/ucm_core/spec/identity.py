@@ -9,19 +9,23 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ucm_core.errors import IdentityError, shown
 from ucm_core.spec.dtypes import DTYPES
 from ucm_core.spec.encoding import canonical_json, digest_of
 
-__all__ = ["CANONICAL_LAYOUT", "FORMAT_VERSION", "ModelIdentity", "canonical_json"]
+__all__ = ["CANONICAL_LAYOUT", "FORMAT_VERSION", "SAMPLED", "ModelIdentity", "canonical_json"]
 
 CANONICAL_LAYOUT = "canonical-nhd-1"
 """Layout id of engine-neutral bytes: parts in row order, token-major, no padding."""
 
 FORMAT_VERSION = 1
 """Version of everything on disk that a namespace holds."""
+
+SAMPLED = "sampled:"
+"""Stands before a digest of samples of the weights: it never equals one of all their bytes."""
 
 _JSON_FIELDS = ("config", "quantisation", "run_options")
 
@@ -33,7 +37,7 @@ class ModelIdentity:
     config: str
     """The merged ``config.json`` as JSON text; made canonical here."""
     weights: str | None
-    """Hex digest over all weights; None = unknown, so nothing is shared or kept."""
+    """Hex digest over all weights, ``sampled:`` before one over samples; None = unknown, nothing is kept."""
     revision: str | None
     """The caller's revision, only where weights cannot be read."""
     compute_dtype: str
@@ -64,23 +68,19 @@ class ModelIdentity:
         for name in _JSON_FIELDS:
             object.__setattr__(self, name, _canonical_text(name, getattr(self, name)))
         object.__setattr__(self, "state_dtypes", _pairs(self.state_dtypes))
-        for name, dtype in (
-            ("compute_dtype", self.compute_dtype),
-            ("kv_dtype", self.kv_dtype),
-            *self.state_dtypes,
-        ):
-            if dtype not in DTYPES:
-                raise IdentityError(
-                    f"{name} is {dtype!r}; give the resolved type, one of {', '.join(DTYPES)}"
-                )
+        dtypes = [("compute_dtype", self.compute_dtype), ("kv_dtype", self.kv_dtype), *self.state_dtypes]
+        for name, dtype in dtypes:
+            _check_dtype(name, dtype)
+        _check_text("private_token", self.private_token)
+        if self.revision is not None:
+            _check_text("revision", self.revision)
         if not isinstance(self.layout, str) or not self.layout:
             raise IdentityError(f"layout is {self.layout!r}; name the layout of the stored bytes")
-        _check_hex("weights", self.weights)
-        _check_hex("table", self.table if self.table is not None else "")
+        if self.weights is not None:
+            _check_hex("weights", _unmarked(self.weights))
+        _check_hex("table", self.table)
         for name, least in (("grain_tokens", 1), ("format_version", 1), ("generation", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise IdentityError(f"{name} is {value!r}, out of range: give an int of at least {least}")
+            _check_number(name, getattr(self, name), least=least)
 
     @property
     def known(self) -> bool:
@@ -90,7 +90,7 @@ class ModelIdentity:
     @property
     def digest(self) -> bytes:
         """32 bytes over every field. Equal digests prove nothing unless both identities are known."""
-        return digest_of("ucm-model-identity-1", self._fields())
+        return _made_once(self)
 
     @property
     def base_digest(self) -> bytes:
@@ -118,6 +118,24 @@ class ModelIdentity:
         """Return this identity in another generation."""
         return dataclasses.replace(self, generation=generation, private_token=private_token)
 
+    def require_same_model(
+        self, other: ModelIdentity, *, halves: tuple[str, str] = ("here", "there")
+    ) -> None:
+        """Raise IdentityError with both digests and the first differing field unless both run one model.
+
+        For the start of an engine, before the first load or save. ``halves`` names the two in the message.
+        Weights are compared once both halves know them; which generation it is one half says, later.
+        """
+        mine, theirs = self.with_generation(0), other.with_generation(0)
+        if mine.known != theirs.known:
+            mine, theirs = (dataclasses.replace(identity, weights=None) for identity in (mine, theirs))
+        field = mine.first_difference(theirs)
+        if field is not None:
+            raise IdentityError(
+                f"two halves of one engine run different models: {self.digest.hex()} ({halves[0]}) and"
+                f" {other.digest.hex()} ({halves[1]}) differ first in {field}"
+            )
+
     def manifest(self) -> dict[str, Any]:
         """Return the identity as readable plain data; ``from_manifest`` reads it back."""
         fields = self._fields()
@@ -144,6 +162,11 @@ class ModelIdentity:
         return fields | {"state_dtypes": [list(pair) for pair in self.state_dtypes]}
 
 
+@lru_cache(maxsize=32)  # asked for in every step of an engine, and over all of a config.json
+def _made_once(identity: ModelIdentity) -> bytes:
+    return digest_of("ucm-model-identity-1", identity._fields())
+
+
 def _canonical_text(name: str, text: object) -> str:
     if text == "":
         return "null"
@@ -155,19 +178,39 @@ def _canonical_text(name: str, text: object) -> str:
 
 def _pairs(state_dtypes: Any) -> tuple[tuple[str, str], ...]:
     try:
-        return tuple(sorted((str(state), dtype) for state, dtype in state_dtypes))
+        pairs = tuple(sorted((state, dtype) for state, dtype in state_dtypes))
     except (TypeError, ValueError):
         raise IdentityError(f"state_dtypes are {state_dtypes!r}; give pairs of (state, dtype)") from None
+    for state, _ in pairs:
+        _check_text("a name in state_dtypes", state)
+    return pairs
 
 
-def _check_hex(name: str, digest: str | None) -> None:
-    if digest is None:
-        return
+def _check_text(name: str, text: object) -> None:
+    if not isinstance(text, str):
+        raise IdentityError(f"{name} is {shown(text)}, a {type(text).__name__}; give text")
+
+
+def _check_dtype(name: str, dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise IdentityError(f"{name} is {dtype!r}; give the resolved type, one of {', '.join(DTYPES)}")
+
+
+def _check_number(name: str, value: object, *, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise IdentityError(f"{name} is {value!r}, out of range: give an int of at least {least}")
+
+
+def _unmarked(weights: str) -> str:
+    return weights.removeprefix(SAMPLED) if isinstance(weights, str) else weights
+
+
+def _check_hex(name: str, digest: str) -> None:
     try:
-        size = len(bytes.fromhex(digest))
+        content = bytes.fromhex(digest)
     except (TypeError, ValueError):
-        size = 0
-    if size < 16 or digest != digest.lower():
+        content = b""
+    if len(content) < 16 or digest != content.hex():
         raise IdentityError(f"{name} is {shown(digest)}; give at least 32 lower-case hex characters")
 
 

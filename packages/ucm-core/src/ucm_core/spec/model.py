@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ucm_core.spec.checkpoint import WeightDigester, read_config
+from ucm_core.errors import IdentityError
+from ucm_core.spec.checkpoint import WeightDigester, depends_on_length, read_config
 from ucm_core.spec.encoding import canonical_json
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.presets import canonical_table
@@ -36,6 +37,8 @@ class Resolved:
     """Options that change computed values."""
     revision: str | None = None
     """Only where weights cannot be read."""
+    max_model_len: int | None = None
+    """The engine's longest request in tokens; enters only where rotary values depend on it."""
     grain_tokens: int = 64
     """Tokens per step of the prefix chain."""
     block_tokens: int | None = None
@@ -62,10 +65,10 @@ class Model:
 def read_model(directory: Path, resolved: Resolved, *, overrides: Mapping[str, Any] | None = None) -> Model:
     """Return table and identity of the checkpoint in ``directory``, weights not yet digested.
 
-    Raises IdentityError where the identity is unknown (see ``read_config``) and SpecError for a family
-    without a preset.
+    Raises IdentityError where the identity is unknown (see ``read_config``; also a rope that depends on a
+    ``max_model_len`` that is not given) and SpecError for a family without a preset.
     """
-    config = read_config(directory, overrides)
+    config = _with_length(read_config(directory, overrides), resolved.max_model_len)
     table = canonical_table(
         config,
         grain_tokens=resolved.grain_tokens,
@@ -86,3 +89,13 @@ def read_model(directory: Path, resolved: Resolved, *, overrides: Mapping[str, A
         table=table.digest.hex(),
     )
     return Model(Path(directory), table, identity)
+
+
+def _with_length(config: dict[str, Any], max_model_len: int | None) -> dict[str, Any]:
+    if not depends_on_length(config):
+        return config
+    if max_model_len is None:
+        raise IdentityError(
+            "rotary values of this model depend on max_model_len, which is not given: its identity is unknown"
+        )
+    return config | {"max_model_len": int(max_model_len)}
