@@ -1,6 +1,7 @@
 """Spec tables written by hand: round trips, and errors that name the place."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +118,12 @@ def test_a_value_that_unfolds_to_a_giant_is_refused_in_few_words(field):
     with pytest.raises(SpecError) as caught:
         table_with(ROW | {field: giant})
     assert len(str(caught.value)) < 500
+
+
+def test_the_table_in_the_documents_is_one():
+    document = (Path(__file__).parents[3] / "docs" / "tables.md").read_text(encoding="utf-8")
+    table = SpecTable.from_yaml(document.split("```yaml\n")[1].split("```")[0])
+    assert {row.kind for row in table.rows} == set(RowKind)
+    assert table.alignment_tokens == 16_384
+    assert table.row("c128").part_entries(table.row("c128").parts[0]) == 128
+    assert SpecTable.from_mapping(table.to_mapping()) == table

@@ -63,7 +63,7 @@ from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.keys import LoraIdentity, MediaItem, PrefixChain, RequestIdentity, object_keys, row_seed
 from ucm_core.spec.layout import EngineLayout, PartLayout
 from ucm_core.spec.model import Model, Resolved, read_model
-from ucm_core.spec.presets import canonical_table
+from ucm_core.spec.presets import canonical_table, draft_table, shared_layers
 from ucm_core.spec.table import Part, RankRule, RowKind, SpecRow, SpecTable
 from ucm_core.spec.units import Segment, UnitMap
 from ucm_core.store.block import BlockStore
@@ -120,9 +120,11 @@ __all__ = [
     "boundaries",
     "canonical_table",
     "coverage",
+    "draft_table",
     "object_keys",
     "read_config",
     "read_model",
     "resolve_hit",
     "row_seed",
+    "shared_layers",
 ]

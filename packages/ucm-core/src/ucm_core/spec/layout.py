@@ -3,6 +3,10 @@
 Canonical bytes of a unit are its parts in row order, each token-major ``[tokens, heads, dim]`` without
 padding. An engine's page may hold another number of tokens than a block and any strides; the native gather
 and scatter copy between the two from the tables made here.
+
+A compressed part has one entry per several tokens. Its layout counts entries where another counts tokens:
+``token_stride`` leads from one entry to the next, and `in_entries` turns pieces of tokens into pieces of
+entries. Parts that compress differently need a layout each.
 """
 
 from __future__ import annotations
@@ -15,7 +19,15 @@ import numpy.typing as npt
 
 from ucm_core.errors import LayoutError
 
-__all__ = ["ABSENT_PAGE", "PART_COLUMNS", "PIECE_COLUMNS", "EngineLayout", "PartLayout", "block_pieces"]
+__all__ = [
+    "ABSENT_PAGE",
+    "PART_COLUMNS",
+    "PIECE_COLUMNS",
+    "EngineLayout",
+    "PartLayout",
+    "block_pieces",
+    "in_entries",
+]
 
 PART_COLUMNS = (
     "base",
@@ -32,6 +44,8 @@ PART_COLUMNS = (
 
 PIECE_COLUMNS = ("payload_index", "token_in_block", "page_id", "token_in_page", "token_count")
 """Columns of what ``block_pieces`` returns."""
+
+_TOKEN_COLUMNS = [PIECE_COLUMNS.index(name) for name in ("token_in_block", "token_in_page", "token_count")]
 
 ABSENT_PAGE = 0
 """The page of tokens that an engine does not keep. Engines reserve page 0 and never give it to a request."""
@@ -51,7 +65,7 @@ class PartLayout:
     page_stride: int
     """Bytes from one page to the next."""
     token_stride: int
-    """Bytes from one token of a page to the next."""
+    """Bytes from one token of a page (one entry of a compressed part) to the next."""
     head_stride: int
     """Bytes from one head to the next."""
     dim_stride: int
@@ -131,6 +145,30 @@ def block_pieces(
     )
     pieces: npt.NDArray[np.int64] = np.ascontiguousarray(rows[high > low].astype(np.int64))
     return pieces
+
+
+def in_entries(pieces: npt.NDArray[np.int64], tokens_per_entry: int) -> npt.NDArray[np.int64]:
+    """Return ``pieces`` counted in entries of ``tokens_per_entry`` tokens: ``int64[pieces, 5]``.
+
+    LayoutError where a piece begins or ends inside an entry, because the block, the page or what the engine
+    holds does: an entry is there whole or not at all.
+
+    >>> in_entries(np.array([[0, 64, 7, 0, 64]]), 4).tolist()
+    [[0, 16, 7, 0, 16]]
+    """
+    if tokens_per_entry < 1:
+        raise LayoutError(f"an entry of {tokens_per_entry} tokens; at least 1")
+    counted = pieces.copy()
+    tokens = counted[:, _TOKEN_COLUMNS]
+    cut = np.flatnonzero((tokens % tokens_per_entry).any(axis=1))
+    if cut.size:
+        _, begin, page, begin_in_page, count = pieces[cut[0]].tolist()
+        raise LayoutError(
+            f"tokens [{begin}, {begin + count}) of a block, at token {begin_in_page} of page {page}, cut an "
+            f"entry of {tokens_per_entry} tokens; blocks, pages and local tokens must be multiples of it"
+        )
+    counted[:, _TOKEN_COLUMNS] = tokens // tokens_per_entry
+    return counted
 
 
 def _ids(page_ids: Sequence[int], page: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

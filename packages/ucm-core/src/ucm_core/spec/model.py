@@ -30,7 +30,7 @@ class Resolved:
     kv_dtype: str
     """Logical type of keys and values."""
     state_dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Types of recurrent states ("conv", "ssm")."""
+    """Types of recurrent states ("conv", "ssm") and of an indexer's keys ("index")."""
     quantisation: Mapping[str, Any] | None = None
     """Quantisation that the checkpoint does not carry, and constant scales."""
     run_options: Mapping[str, Any] | None = None

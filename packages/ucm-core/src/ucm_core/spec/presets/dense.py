@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ucm_core.spec.presets._facts import Facts
-from ucm_core.spec.presets._layers import Family, Holding, attention, layer_kinds
+from ucm_core.spec.presets._layers import Family, Holding, attention, layer_kinds, placed
 
 __all__ = ["FAMILIES"]
 
@@ -33,9 +33,9 @@ def _kinds(facts: Facts) -> tuple[str, ...] | None:
 
 
 def _holdings(facts: Facts, kinds: tuple[str, ...], head_dim: int) -> Iterable[tuple[int, Holding]]:
-    for layer, kind in enumerate(kinds):
-        window = facts.whole("sliding_window") if kind == "window" else None
-        yield layer, attention(facts, head_dim, window=window)
+    window = facts.whole("sliding_window") if "window" in kinds else None
+    held = {"full": (attention(facts, head_dim),), "window": (attention(facts, head_dim, window=window),)}
+    return placed(kinds, held)
 
 
 FAMILIES: dict[str, Family] = {

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ucm_core.errors import SpecError
-from ucm_core.spec.presets._facts import Facts
-from ucm_core.spec.presets._layers import Family, Holding, attention, layer_kinds, state
+from ucm_core.spec.presets._facts import MAX_SIZE, Facts
+from ucm_core.spec.presets._layers import Family, Holding, attention, layer_kinds, placed, state
 
 __all__ = ["FAMILIES"]
 
@@ -30,7 +29,10 @@ _KINDS = {
 
 def _expanded(facts: Facts) -> int:
     """Return the inner width where it is a multiple of the hidden size."""
-    return int(facts.config.get("mamba_expand", 2) * facts.whole("hidden_size"))
+    factor = facts.config.get("mamba_expand", 2)
+    if not isinstance(factor, int | float) or not 0 < factor * facts.whole("hidden_size") <= MAX_SIZE:
+        raise facts.wrong(f"has mamba_expand = {factor!r}; expected a factor of its hidden_size")
+    return int(factor * facts.whole("hidden_size"))
 
 
 def _mamba2(facts: Facts, inner: int) -> Holding:
@@ -43,38 +45,32 @@ def _mamba2(facts: Facts, inner: int) -> Holding:
 
 
 def _mixed(facts: Facts, kinds: Iterable[str], mamba: Holding | None) -> Iterable[tuple[int, Holding]]:
-    full = attention(facts, facts.head_dim())
-    for layer, kind in enumerate(kinds):
-        if kind == "full":
-            yield layer, full
-        elif kind == "state" and mamba is not None:
-            yield layer, mamba
+    held = {"": (), "full": (attention(facts, facts.head_dim()),), "state": (mamba,) if mamba else ()}
+    return placed(kinds, held)
 
 
 def _listed(facts: Facts) -> Iterable[tuple[int, Holding]]:
     """Yield by the list of layer kinds."""
     kinds = layer_kinds(facts, keys=("layer_types", "layers_block_type"), spellings=_KINDS)
     if kinds is None:
-        raise SpecError(f"the config of {facts.model_type} has no layer_types")
+        raise facts.wrong("has no layer_types")
     return _mixed(facts, kinds, _mamba2(facts, _expanded(facts)) if "state" in kinds else None)
 
 
 def _attention_indexed(facts: Facts) -> Iterable[tuple[int, Holding]]:
     """Yield attention at the listed layers and states elsewhere."""
-    if facts.config.get("attn_layer_indices") is None:
+    indices = facts.numbers("attn_layer_indices")
+    if indices is None:
         return _listed(facts)
-    indices = set(facts.config["attn_layer_indices"])
     kinds = ("full" if layer in indices else "state" for layer in range(facts.layer_count))
     return _mixed(facts, kinds, _mamba2(facts, _expanded(facts)))
 
 
 def _parallel(facts: Facts) -> Iterable[tuple[int, Holding]]:
     """Yield attention and a state in every layer."""
-    full = attention(facts, facts.head_dim())
     mamba = _mamba2(facts, facts.whole("mamba_d_ssm", default=_expanded(facts)))
-    for layer in range(facts.layer_count):
-        yield layer, full
-        yield layer, mamba
+    both = {"both": (attention(facts, facts.head_dim()), mamba)}
+    return placed(("both",) * facts.layer_count, both)
 
 
 def _patterned(facts: Facts) -> Iterable[tuple[int, Holding]]:
@@ -82,9 +78,7 @@ def _patterned(facts: Facts) -> Iterable[tuple[int, Holding]]:
     keys = ("layers_block_type", "layer_types", "hybrid_override_pattern")
     kinds = layer_kinds(facts, keys=keys, spellings=_KINDS)
     if kinds is None:
-        raise SpecError(
-            f"the config of {facts.model_type} has neither hybrid_override_pattern nor layers_block_type"
-        )
+        raise facts.wrong("has neither hybrid_override_pattern nor layers_block_type")
     heads, head_dim = facts.whole("mamba_num_heads"), facts.whole("mamba_head_dim")
     groups, size = facts.whole("n_groups", "mamba_n_groups"), facts.whole("ssm_state_size")
     conv = (facts.whole("conv_kernel", "mamba_d_conv") - 1, heads * head_dim + 2 * groups * size)

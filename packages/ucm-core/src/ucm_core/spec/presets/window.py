@@ -1,12 +1,16 @@
-"""Full attention and sliding windows mixed in a pattern."""
+"""Full attention and sliding windows mixed in a pattern.
+
+Attention sinks of these models are learned weights of the attention, one per query head: nothing is cached
+for them, and a layer with sinks holds what one without holds (transformers ``modeling_gpt_oss.py``:
+``sinks``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from ucm_core.spec.presets._facts import Facts
-from ucm_core.spec.presets._layers import Family, Holding, attention, layer_kinds
+from ucm_core.spec.presets._layers import Family, Holding, attention, layer_kinds, periodic, placed
 
 __all__ = ["FAMILIES"]
 
@@ -31,22 +35,21 @@ _GPT_OSS_DEFAULTS = {
 
 def _gemma3(facts: Facts) -> Iterable[tuple[int, Holding]]:
     """Yield a window in every layer but each ``sliding_window_pattern``-th (6 by default)."""
-    facts = replace(facts, config=_GEMMA3_DEFAULTS | dict(facts.config))
+    facts = facts.with_defaults(_GEMMA3_DEFAULTS)
     period = facts.whole("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return _mixed(facts, tuple("window" if (n + 1) % period else "full" for n in range(facts.layer_count)))
+    return _mixed(facts, periodic(facts.layer_count, period, others="window", last="full"))
 
 
 def _gpt_oss(facts: Facts) -> Iterable[tuple[int, Holding]]:
     """Yield a window in every even layer."""
-    facts = replace(facts, config=_GPT_OSS_DEFAULTS | dict(facts.config))
-    return _mixed(facts, tuple("full" if n % 2 else "window" for n in range(facts.layer_count)))
+    facts = facts.with_defaults(_GPT_OSS_DEFAULTS)
+    return _mixed(facts, periodic(facts.layer_count, 2, others="window", last="full"))
 
 
 def _mixed(facts: Facts, pattern: tuple[str, ...]) -> Iterable[tuple[int, Holding]]:
-    window = facts.whole("sliding_window")
     kinds = layer_kinds(facts, keys=("layer_types",), spellings=_KINDS) or pattern
-    for layer, kind in enumerate(kinds):
-        yield layer, attention(facts, facts.head_dim(), window=window if kind == "window" else None)
+    window = attention(facts, facts.head_dim(), window=facts.whole("sliding_window"))
+    return placed(kinds, {"full": (attention(facts, facts.head_dim()),), "window": (window,)})
 
 
 FAMILIES: dict[str, Family] = {"gemma3_text": _gemma3, "gpt_oss": _gpt_oss}
