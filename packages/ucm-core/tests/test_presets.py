@@ -7,7 +7,7 @@ import pytest
 
 from ucm_core.errors import SpecError
 from ucm_core.spec import presets
-from ucm_core.spec.presets import canonical_table, families
+from ucm_core.spec.presets import canonical_table, draft_table, drafts, families
 from ucm_core.spec.table import RankRule, RowKind
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
@@ -342,15 +342,36 @@ def test_models_with_states_need_their_types():
         table("granite", ssm="auto")
 
 
-def test_a_new_module_is_found_without_changing_any_other(monkeypatch, tmp_path):
-    (tmp_path / "novel.py").write_text("FAMILIES = {'novel_model': lambda facts: ()}")
+NOVEL = """
+from ucm_core.spec.presets._layers import Shared, attention, draft_layers
+
+def layers(facts):
+    return [(0, attention(facts, 32)), (1, attention(facts, 32, window=9)), (2, Shared(0))]
+
+FAMILIES = {"novel_model": layers}
+DRAFTS = {"novel_model": lambda facts: [(n, attention(facts, 32)) for n in draft_layers(facts, "ahead")]}
+"""
+
+
+@pytest.fixture
+def novel(monkeypatch, tmp_path):
+    """A preset in a folder of its own: nothing else knows it."""
+    (tmp_path / "novel.py").write_text(NOVEL)
     monkeypatch.setattr(presets, "__path__", [*presets.__path__, str(tmp_path)])
     families.cache_clear()
-    try:
-        assert "novel_model" in families()
-    finally:
-        sys.modules.pop(f"{presets.__name__}.novel", None)
-        families.cache_clear()
+    drafts.cache_clear()
+    yield COMMON | {"model_type": "novel_model", "ahead": 2, "num_hidden_layers": 3}
+    sys.modules.pop(f"{presets.__name__}.novel", None)
+    families.cache_clear()
+    drafts.cache_clear()
+
+
+def test_a_new_module_is_found_without_changing_any_other(novel):
+    before = table("llama").digest
+    assert names_and_units(table(novel)) == {"full": (0,), "window-9": (1,)}
+    assert presets.shared_layers(novel) == {2: 0}
+    assert names_and_units(draft_table(novel, kv_dtype="bfloat16")) == {"mtp.full": (3, 4)}
+    assert table("llama").digest == before
 
 
 def test_two_modules_cannot_claim_one_model_type(monkeypatch):

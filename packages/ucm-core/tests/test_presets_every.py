@@ -1,5 +1,6 @@
 """Properties that hold for every preset: rows cover the layers, texts round-trip, digests never move."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import pytest
 import yaml
+from models import identity_of
 from preset_configs import FAMILIES, HOLDS_NOTHING, STATE_DTYPES, config_of
 
 from ucm_core.errors import SpecError
@@ -194,6 +196,26 @@ def test_draft_layers_have_rows_of_their_own_numbered_after_the_models(model_typ
     }
     assert draft.digest != main.digest
     assert SpecTable((*main.rows, *draft.rows), 64).digest not in (main.digest, draft.digest)
+
+
+@every_draft
+def test_draft_layers_have_a_namespace_of_their_own_that_depends_on_the_whole_model(model_type):
+    main = identity_of(TABLES[model_type])
+    drafted = table_of(model_type, make=draft_table).digest.hex()
+    identities = [main, identity_of(TABLES[model_type], weights="5b" * 32)]
+    both = [*identities, *(dataclasses.replace(identity, table=drafted) for identity in identities)]
+    assert len({identity.namespace for identity in both}) == 4
+
+
+@every_draft
+def test_draft_layers_lie_on_the_last_stage(model_type):
+    config, draft = config_of(model_type), table_of(model_type, make=draft_table)
+    count = config["num_hidden_layers"]
+    units = UnitMap(draft, [1, count - 1 + 1])
+    assert all(units.stage(row.name, 0).unit_count == 0 for row in draft.rows)
+    assert all(units.stage(row.name, 1).unit_count == 1 for row in draft.rows)
+    with pytest.raises(SpecError, match=f"layer {count} is past the partition's {count} layers"):
+        UnitMap(draft, [1, count - 1])
 
 
 @every_draft

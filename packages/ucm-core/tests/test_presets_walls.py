@@ -48,6 +48,22 @@ def test_spec_imports_nothing_of_ours_but_errors(path):
     assert all(name == "ucm_core.errors" or name.startswith("ucm_core.spec") for name in ours)
 
 
+MODULES = sorted(path for path in PRESETS.glob("*.py") if not path.name.startswith("_"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.name)
+def test_a_preset_builds_on_no_other_preset(path):
+    ours = {name for name in imported(path) if name.startswith("ucm_core.spec.presets")}
+    assert ours <= {"ucm_core.spec.presets._facts", "ucm_core.spec.presets._layers"}
+
+
+def test_nothing_names_a_single_preset():
+    named = {f"ucm_core.spec.presets.{path.stem}" for path in MODULES}
+    assert len(named) > 10
+    users = [path for path in sources() if path.suffix == ".py"]
+    assert {str(path) for path in users if named & set(imported(path))} == set()
+
+
 def test_spec_needs_neither_an_engine_nor_torch():
     script = (
         "import sys, importlib\n"

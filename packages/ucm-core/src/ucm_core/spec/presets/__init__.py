@@ -88,8 +88,10 @@ def draft_table(
     Draft layers never share a namespace with the model: their rows are named ``mtp.<name>`` and make a table
     of their own, whose digest in the model's identity (``dataclasses.replace(identity, table=...)``) names
     another namespace. The rest of that identity stays, because what a draft layer keeps is computed from the
-    model's hidden states. Layers are numbered on after the model's. A draft model with a checkpoint of its
-    own has a `canonical_table` of its own, and its identity must hold the digest of the model it drafts for.
+    model's hidden states, and it is computed from each token together with the *next* one: blocks of these
+    rows need keys over pairs of tokens, those of the model's chain do not determine them. Layers are numbered
+    on after the model's. A draft model with a checkpoint of its own has a `canonical_table` of its own, and
+    its identity must hold the digest of the model it drafts for.
     Raises SpecError where the configuration has no draft layers or how they are built is not known.
     """
     text_config = _text_config(config)
