@@ -166,7 +166,8 @@ def test_a_follower_combines_as_its_source_does() -> None:
     mla = chain("mla", 16, rank_rule=RankRule.ALL_UNION)
     spec = table(mla, follower("indexer", mla))
     ranks = [{"mla": whole(1), "indexer": whole(3)}, {"mla": whole(2), "indexer": whole(1)}]
-    assert [len(combine_ranks(spec, ranks)[name].blocks) for name in ("mla", "indexer")] == [2, 3]
+    held = combine_ranks(spec, ranks)
+    assert (held["mla"].mask.tolist(), held["indexer"].mask.tolist()) == ([True] * 2, [True] * 3)
 
 
 def test_a_follower_that_is_not_mentioned_at_load_clamps_to_nothing() -> None:
@@ -174,6 +175,22 @@ def test_a_follower_that_is_not_mentioned_at_load_clamps_to_nothing() -> None:
     known = {"full": whole(9)}
     hit = resolve_hit(spec, known, request_tokens=100)
     assert (hit.resume_tokens, clamp_followers(spec, known, hit=hit, at_load={}).resume_tokens) == (96, 0)
+
+
+def test_a_follower_of_a_row_that_needs_nothing_needs_nothing() -> None:
+    own = chain("own", 16, 1)
+    spec = table(FULL, own, follower("f", own))
+    hit = resolve_hit(spec, {"full": whole(9)}, request_tokens=100)
+    assert clamp_followers(spec, {"full": whole(9)}, hit=hit, at_load={}).resume_tokens == 96
+
+
+def test_a_rewind_avoids_what_a_follower_lacks() -> None:
+    """No failed unit is at 64, but the follower of the window has no block there."""
+    window = chain("w", 16, 17)
+    spec = table(FULL, window, follower("f", window))
+    known = {"full": whole(9), "w": whole(9), "f": blocks((0, 2), (4, 9))}
+    hit = resolve_hit(spec, known, request_tokens=100)
+    assert rewind(spec, known, hit=hit, failed={"full": [4]}).resume_tokens == 32
 
 
 def test_a_failed_follower_rewinds_all_rows() -> None:
