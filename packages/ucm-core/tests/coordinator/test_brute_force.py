@@ -36,6 +36,7 @@ def same(hit: Hit, answer: Answer) -> bool:
 
 @pytest.mark.parametrize("first", range(0, CASES, BATCH))
 def test_verdicts_are_those_of_trying_every_token(first: int) -> None:
+    """C-18, C-50: sets over rows and ranks are intersected before the deepest is taken."""
     for seed in range(first, first + BATCH):
         case = case_of(seed)
         known, answer = known_of(case), tried(case)
@@ -48,7 +49,7 @@ def test_verdicts_are_those_of_trying_every_token(first: int) -> None:
 
 @pytest.mark.parametrize("first", range(0, CASES, BATCH))
 def test_clamps_and_rewinds_are_those_of_trying_every_token(first: int) -> None:
-    """With less to find the search ends earlier by itself, so it needs no cap. Every fourth case."""
+    """C-26, C-36; every fourth case. With less to find the search ends earlier by itself and needs no cap."""
     for seed in range(first, first + BATCH, 4):
         case = case_of(seed)
         known = known_of(case)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from doubles import Node, chain_of
 from spec_rows import blocks, chain, follower, snapshot, states, table, whole
 
 from ucm_core.coordinator.resolve import (
@@ -43,10 +44,20 @@ class TestAStateThatLags:
         assert (hit.hit_tokens, hit.resume_tokens, hit.new_tokens) == (2432, 2304, 2304)
         assert (hit.coverage["mla"], hit.coverage["mamba2"]) == (range(18), range(35, 36))
 
-    def test_a_state_of_another_prefix_is_not_in_the_presence(self) -> None:
-        """The coordinator test shows that another digest at 2432 stays out; were it in, it would be used."""
-        lagging = {**self.known, "mamba2": states(1280, 2304, 2432)}
-        assert resolve_hit(hybrid(), lagging, request_tokens=3000).resume_tokens == 2432
+    def test_a_state_of_another_prefix_stays_invisible(self) -> None:
+        """Same position, different digest: the store has a state at 2432, of other tokens."""
+        node, request = Node(hybrid()), chain_of(hybrid(), 3000)
+        node.store(request, self.known)
+        node.store(chain_of(hybrid(), 3000, seed=1), {"mamba2": states(2432)})
+        hit = node.coordinator.verdict(request, request_tokens=3000).hit
+        assert (hit.hit_tokens, hit.resume_tokens) == (2432, 2304)
+
+    def test_what_is_computed_again_is_not_stored_again(self) -> None:
+        """[2304, 2432) is there already; everything after it is new to the shortest chain row."""
+        node, request = Node(hybrid()), chain_of(hybrid(), 3000)
+        node.store(request, self.known)
+        lacking = node.coordinator.missing(request, "csa_c16", begin_block=18, end_block=23)
+        assert lacking.tolist() == [False, True, True, True, True]
 
 
 class TestSnapshotsDoNotVoteOnL:
@@ -112,5 +123,6 @@ def test_rank_rules_by_monte_carlo(rule: RankRule, chance: float) -> None:
 
 
 def test_the_rank_rule_is_not_in_the_digest() -> None:
+    """Example 5."""
     both = [table(chain("r", 128, rank_rule=rule)).digest for rule in RankRule]
     assert both[0] == both[1]
