@@ -185,6 +185,38 @@ def test_nothing_worth_keeping(offers: list[set[int]]) -> None:
     assert keep(LAZY, offers, progress=Progress(500, 500), alignment_tokens=128) == ()
 
 
+@pytest.mark.parametrize(
+    ("prompt", "tail", "resume"),
+    [(432, 1, 288), (433, 1, 432), (431, 1, 288), (290, 1, 288), (288, 1, 144), (145, 1, 144), (144, 1, 0),
+     (434, 3, 288), (435, 3, 432)],
+)  # fmt: skip
+def test_the_last_token_is_never_in_a_state_that_is_resumed(prompt: int, tail: int, resume: int) -> None:
+    """C-20, from the states that the prompt's own end left."""
+    row = snapshot("state", 144)
+    kept = positions(row, Progress(prompt, prompt, tail_tokens=tail), alignment_tokens=48)
+    known = {"full": whole(10), "state": states(*kept)}
+    hit = resolve_hit(table(chain("full", 48), row), known, request_tokens=prompt, tail_tokens=tail)
+    assert hit.resume_tokens == resume
+
+
+def test_a_state_for_another_depth_is_not_kept() -> None:
+    """C-22: blocks of 512, states on a grid of 64: what is offered at 640 is no state at 512."""
+    row = snapshot("state", 64)
+    assert keep(row, [{640}], progress=Progress(700, 700), alignment_tokens=512) == ()
+    assert keep(row, [{512, 640}], progress=Progress(1100, 1100), alignment_tokens=512) == (512,)
+
+
+@pytest.mark.parametrize(("tokens", "stored", "resume"), [(700, {640}, 0), (1100, {512, 640}, 512)])
+def test_a_state_that_somebody_kept_at_another_depth_stays_there(
+    tokens: int, stored: set[int], resume: int
+) -> None:
+    """C-22: it is found under its true depth only, which no joint point is."""
+    node = Node(table(chain("full", 512), snapshot("state", 64), grain=64))
+    request = chain_of(list(range(tokens)))
+    node.store(request, {"full": whole(tokens // 512), "state": states(*stored)})
+    assert node.coordinator.verdict(request, request_tokens=tokens).hit.resume_tokens == resume
+
+
 @pytest.mark.parametrize("number", [-1, 2**31, 2**40, 1.5, None])
 @pytest.mark.parametrize("name", ["resume_tokens", "tail_tokens", "common_tokens"])
 def test_senseless_progress_is_refused(name: str, number: Any) -> None:
