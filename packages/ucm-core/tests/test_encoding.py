@@ -74,6 +74,48 @@ def test_bytes_are_no_text():
         canonical_json(b"a")
 
 
+@st.composite
+def respelled(draw, value):
+    """The same value with its keys in another order and its whole numbers as floats here and there."""
+    if isinstance(value, dict):
+        return {key: draw(respelled(value[key])) for key in draw(st.permutations(list(value)))}
+    if isinstance(value, list):
+        return draw(st.sampled_from([list, tuple]))(draw(respelled(item)) for item in value)
+    exact = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53
+    return float(value) if exact and draw(st.booleans()) else value
+
+
+@given(st.data(), DATA)
+def test_no_spelling_of_a_value_matters(data, value):
+    other = data.draw(respelled(value))
+    assert canonical_bytes(other) == canonical_bytes(value)
+    assert canonical_json(other) == canonical_json(value)
+
+
+def places(value, path=()):
+    """Paths to everything inside ``value``, itself included."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield from places(item, (*path, key))
+
+
+def with_other(value, path):
+    """``value`` with a list of its own put around what stands at ``path``."""
+    if not path:
+        return [value]
+    copy = value.copy()
+    copy[path[0]] = with_other(value[path[0]], path[1:])
+    return copy
+
+
+@given(st.data(), DATA)
+def test_every_change_anywhere_matters(data, value):
+    other = with_other(value, data.draw(st.sampled_from(list(places(value)))))
+    assert canonical_bytes(other) != canonical_bytes(value)
+    assert canonical_json(other) != canonical_json(value)
+
+
 @given(DATA, DATA)
 def test_the_two_spellings_agree_on_what_is_equal(left, right):
     assert (canonical_bytes(left) == canonical_bytes(right)) == (

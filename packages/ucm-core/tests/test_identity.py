@@ -1,6 +1,7 @@
 """Model identity: by value, never by spelling; unknown equals nothing."""
 
 import dataclasses
+import hashlib
 import json
 
 import pytest
@@ -158,6 +159,38 @@ def test_the_digest_is_made_once(monkeypatch):
     monkeypatch.setattr(identity_module, "digest_of", None)
     assert fresh.digest is first
     assert fresh.namespace == first.hex()[:32]
+
+
+# -- golden: what is on disk is found again by every later version, or FORMAT_VERSION is raised
+
+
+def framed(kind, body):
+    return kind + len(body).to_bytes(8, "little") + body
+
+
+def slow_bytes(value):
+    """The encoding as the format's description says it, one kind of value a line."""
+    if isinstance(value, bool) or value is None:
+        return {None: b"n", True: b"t", False: b"f"}[value]
+    if isinstance(value, str):
+        return framed(b"s", value.encode())
+    if isinstance(value, int):
+        return framed(b"i", b"%d" % value)
+    count = len(value).to_bytes(8, "little")
+    if isinstance(value, list):
+        return b"l" + count + b"".join(slow_bytes(item) for item in value)
+    pairs = sorted((slow_bytes(key), slow_bytes(item)) for key, item in value.items())
+    return b"d" + count + b"".join(key + item for key, item in pairs)
+
+
+def test_the_digest_is_blake2b_over_the_framed_fields():
+    manifest = BASE.manifest()
+    fields = manifest | {
+        name: canonical_json(manifest[name]) for name in ("config", "quantisation", "run_options")
+    }
+    body = slow_bytes(["ucm-model-identity-1", fields])
+    assert BASE.digest == hashlib.blake2b(body, digest_size=32).digest()
+    assert BASE.digest.hex() == "64b5efb9bffe64b17e495bb4a367b7ab94a1503be1d77156115eb8c7f8bfeb20"
 
 
 # -- two halves of one engine (case C-15)

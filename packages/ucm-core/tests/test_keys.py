@@ -340,6 +340,29 @@ def test_row_seeds_differ_by_row_and_by_namespace():
     assert all(len(seed) == 32 for seed in seeds)
 
 
+def test_seeds_are_blake2b_over_framed_parts():
+    def framed(kind, body):
+        return kind + len(body).to_bytes(8, "little") + body
+
+    def digest(tag, *parts):
+        inner = b"l" + len(parts).to_bytes(8, "little") + b"".join(parts)
+        body = b"l" + (2).to_bytes(8, "little") + framed(b"s", tag) + inner
+        return hashlib.blake2b(body, digest_size=32).hexdigest()
+
+    row = digest(b"ucm-row-seed-1", framed(b"x", b"n" * 32), framed(b"s", b"full"))
+    lora = digest(b"ucm-lora-1", framed(b"x", b""), framed(b"s", b"fr"), framed(b"s", b"5e" * 32))
+    assert (
+        row_seed(b"n" * 32, "full").hex()
+        == row
+        == "63597c00f68fe733c3da492becf4d43f3c9d7ff26e01c8099c5f10eb9bf12279"
+    )
+    assert (
+        RequestIdentity(LoraIdentity("fr", "5e" * 32)).seed.hex()
+        == lora
+        == "ace0306e2a692a0df79d810b97bd673407a631ea03209098a236b56bc0ec1bb3"
+    )
+
+
 def test_object_keys_are_the_xor_of_seed_and_digest():
     chain = PrefixChain(grain_tokens=4)
     chain.extend(T)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.keys import LoraIdentity, PrefixChain, RequestIdentity, object_keys, row_seed
 
 IDS = [1, 2, 300, 70000] * 16
@@ -27,7 +28,11 @@ print(fingerprint())
 def fingerprint():
     """Everything that names an object, in one line."""
     identity = RequestIdentity(LoraIdentity("fr", "5e" * 32), cache_salt="t", extra_key="k")
-    lines = []
+    model = ModelIdentity(
+        config='{"b": {"y": 1, "x": 2.0}, "a": [1]}', weights="5a" * 32, revision=None,
+        compute_dtype="bfloat16", kv_dtype="bfloat16", table="00" * 32,
+    )  # fmt: skip
+    lines = [model.digest.hex(), model.base_digest.hex()]
     for who in (RequestIdentity(), identity):
         chain = PrefixChain(who, grain_tokens=16)
         chain.extend(IDS)

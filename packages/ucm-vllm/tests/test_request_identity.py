@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from ucm_core.errors import IdentityError
+from ucm_core.spec.keys import PrefixChain
 from ucm_vllm.request_identity import AdapterDigests, RequestIdentities
 
 vllm = pytest.importorskip("vllm")
+torch = pytest.importorskip("torch")
 
 from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange  # noqa: E402
@@ -172,3 +175,24 @@ def test_equal_tokens_around_another_picture_have_other_keys() -> None:
         digests.append(chain.digests)
     assert (digests[0][0] == digests[1][0]).all()
     assert (digests[0][1:] != digests[1][1:]).any(axis=1).all()
+
+
+# -- tokens in torch tensors, which the core takes without importing torch
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_tensor_of_tokens_gives_the_keys_of_a_list(dtype: Any) -> None:
+    chains = [PrefixChain(grain_tokens=16) for _ in range(3)]
+    tokens = [1, 2, 300, 70000] * 16
+    chains[0].extend(tokens)
+    chains[1].extend(torch.tensor(tokens, dtype=dtype))
+    chains[2].extend(torch.tensor(tokens, dtype=dtype).repeat_interleave(2)[::2])  # not contiguous
+    assert len({chain.digests.tobytes() for chain in chains}) == 1
+
+
+@pytest.mark.parametrize(
+    "tokens", [torch.tensor([1.0]), torch.tensor([[1]]), torch.tensor(1), torch.tensor([True])]
+)
+def test_a_tensor_that_is_no_row_of_ids_is_refused(tokens: Any) -> None:
+    with pytest.raises(IdentityError, match="integers"):
+        PrefixChain(grain_tokens=1).extend(tokens)
