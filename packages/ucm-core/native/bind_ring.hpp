@@ -101,9 +101,14 @@ inline Array<uint8_t> lookup(const ucm::Ring &ring, KeyRows keys) {
   return ready.give();
 }
 
-inline void touch(ucm::Ring &ring, KeyRows keys) {
-  Working working(ring);
-  for (size_t i = 0; i < keys.shape(0); ++i) ring.touch(ucm::Key::from(keys.data() + 32 * i));
+inline Array<uint8_t> touch(ucm::Ring &ring, KeyRows keys, uint32_t now_s, uint32_t interval_s) {
+  Output<uint8_t> found(keys.shape(0));
+  {
+    Working working(ring);
+    for (size_t i = 0; i < keys.shape(0); ++i)
+      found[i] = static_cast<uint8_t>(ring.touch(ucm::Key::from(keys.data() + 32 * i), now_s, interval_s));
+  }
+  return found.give();
 }
 
 inline Array<uint8_t> drop(ucm::Ring &ring, KeyRows keys) {
@@ -275,7 +280,7 @@ inline void bind_ring(nanobind::module_ &m) {
       .def("publish", &publish, "slots"_a.noconvert(), "versions"_a.noconvert().none() = nb::none())
       .def("abort", &ring_binding::abort, "slots"_a.noconvert(), "versions"_a.noconvert().none() = nb::none())
       .def("release", &release, "slots"_a.noconvert())
-      .def("touch", &touch, "keys"_a.noconvert())
+      .def("touch", &touch, "keys"_a.noconvert(), "now_s"_a, "interval_s"_a)
       .def("drop", &drop, "keys"_a.noconvert())
       .def("addresses", &addresses, "slots"_a.noconvert())
       .def("statistics", &statistics)

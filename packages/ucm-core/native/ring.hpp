@@ -325,6 +325,7 @@ private:
     Slot &target = slot_[slot];
     target.write_key(key);
     target.owner.store(self_, std::memory_order_relaxed);
+    target.used_s.store(0, std::memory_order_relaxed);
     pins(slot, self_).fetch_add(1, std::memory_order_seq_cst);
     move(slot, SlotState::kLoading);
     UCM_RING_WINDOW();

@@ -41,7 +41,7 @@
 namespace ucm {
 
 inline constexpr char kRingMagic[8] = {'U', 'C', 'M', 'R', 'I', 'N', 'G', '1'};
-inline constexpr uint32_t kRingVersion = 1;
+inline constexpr uint32_t kRingVersion = 2;
 inline constexpr uint32_t kParticipants = 64;
 inline constexpr uint64_t kRingPage = 4096;
 inline constexpr uint32_t kExclusiveByte = 64;
@@ -119,6 +119,8 @@ struct alignas(64) Slot {
   std::atomic<uint64_t> key[4];
   // Participant that fills the slot; meaningful while Loading, written before Loading is released.
   std::atomic<uint32_t> owner;
+  // Second of the last touch that was due; 0 = none in this stay. A race with a new stay costs or saves one touch.
+  std::atomic<uint32_t> used_s;
 
   bool holds(const Key &wanted) const {
     for (int i = 0; i < 4; ++i)

@@ -10,6 +10,9 @@ namespace ucm {
 // What became of one key of a claim, a pin or a wait. The numbers are part of the Python API.
 enum class Outcome : uint8_t { kOwner, kReady, kLoading, kNoSpace, kFailed, kTimeout, kAbsent };
 
+// What a touch found: the key is not resident, was touched lately, or is due. Part of the Python API.
+enum class Touch : uint8_t { kAbsent, kKnown, kDue };
+
 // The slots of a mapped region. Not used by itself: a Ring joins as a participant.
 class RingSlots {
 public:
@@ -67,10 +70,16 @@ public:
     return held != 0;
   }
 
-  // Sets the accessed bit of a resident key; takes no reference.
-  void touch(const Key &key) {
+  // Sets the accessed bit of a resident key; takes no reference. Due for the first caller of all processes in
+  // `interval_s`, counted from its stamp to `now_s`, seconds of a clock that they share.
+  Touch touch(const Key &key, uint32_t now_s, uint32_t interval_s) {
     const Found found = find(key);
-    if (found.slot >= 0) mark_accessed(found.slot, found.word);
+    if (found.slot < 0) return Touch::kAbsent;
+    mark_accessed(found.slot, found.word);
+    std::atomic<uint32_t> &stamp = slot_[found.slot].used_s;
+    uint32_t last = stamp.load(std::memory_order_relaxed);
+    const bool due = last == 0 || now_s - last >= interval_s;
+    return due && stamp.compare_exchange_strong(last, now_s, std::memory_order_relaxed) ? Touch::kDue : Touch::kKnown;
   }
 
   // LOADING -> READY by the owner, waking all who wait. `version` from the claim stops a late writer; null

@@ -83,7 +83,7 @@ private:
     } else if (action < 13) {
       for (const ucm::Key &key : keys) use(key, ring_.pin(key));
     } else if (action == 13) {
-      for (const ucm::Key &key : keys) ring_.lookup(key) ? ring_.touch(key) : (void)0;
+      for (const ucm::Key &key : keys) if (ring_.lookup(key)) ring_.touch(key, 1, 1);
     } else if (action == 14) {
       uint8_t dropped[kBatch];
       ring_.drop(keys, 1 + pick(kBatch), dropped);

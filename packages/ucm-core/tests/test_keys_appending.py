@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ucm_core.spec import keys
-from ucm_core.spec.keys import LoraIdentity, MediaItem, PrefixChain, RequestIdentity
+from ucm_core.spec.keys import LoraIdentity, MediaItem, PrefixChain, RequestIdentity, object_keys
 
 IDENTITIES = [None, RequestIdentity(cache_salt="t"), RequestIdentity(LoraIdentity("fr", "5e" * 32))]
 TOKENS = st.lists(st.integers(0, 2**20) | st.integers(2**32 - 2, 2**34), max_size=40)
@@ -133,3 +133,28 @@ def test_items_far_behind_are_not_looked_at(items_before):
     media = [MediaItem(bytes(32), 10 * index, 10 * index + 5) for index in range(items_before + 3)]
     chain = PrefixChain(grain_tokens=10, media=media)
     assert len(chain._items_in(10 * items_before, 10 * items_before + 20)) == 2
+
+
+@given(
+    steps=st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=12),
+    seeds=st.lists(st.sampled_from([bytes([n]) * 32 for n in range(3)]), min_size=1, max_size=4),
+)
+def test_kept_keys_are_those_of_the_digests_whatever_came_before(steps, seeds):
+    chain, handed_out = PrefixChain(grain_tokens=4), []
+    for step, (grow, count) in enumerate(steps):
+        if grow:
+            chain.extend(range(step, step + count))
+        else:
+            chain.truncate(max(0, chain.token_count - count))
+        for seed in seeds:
+            keys = chain.keys(seed)
+            assert np.array_equal(keys, object_keys(seed, chain.digests))
+            handed_out.append((keys, keys.copy()))
+    assert all(np.array_equal(keys, then) for keys, then in handed_out)
+
+
+def test_kept_keys_are_read_only():
+    chain = PrefixChain(grain_tokens=4)
+    chain.extend(range(8))
+    with pytest.raises(ValueError, match="read-only"):
+        chain.keys(bytes(32))[0] = 0

@@ -142,7 +142,7 @@ class Ring:
     def release(self, slots: NDArray[np.int32]) -> NDArray[np.uint8]:
         """1 where done, 0 where no reference was held."""
 
-    def touch(self, keys: NDArray[np.uint8]) -> None: ...
+    def touch(self, keys: NDArray[np.uint8], now_s: int, interval_s: int) -> NDArray[np.uint8]: ...
     def drop(self, keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """1 where dropped."""
 

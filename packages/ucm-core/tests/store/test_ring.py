@@ -13,16 +13,19 @@ from rings import (
     fill,
     key,
     keys,
+    new_name,
     payload,
     private_ring,
     put,
+    shared_ring,
     shows,
     usable,
     wait,
 )
 
 from ucm_core.errors import ClosedError, StoreError
-from ucm_core.store.ring import Outcome
+from ucm_core.store import ring as ring_module
+from ucm_core.store.ring import Outcome, Touch
 
 
 def test_what_is_published_is_found_with_its_bytes() -> None:
@@ -349,3 +352,32 @@ class TestClock:
             ring.drop(keys(6, 2))
             put(ring, "x", "y")
             assert ring.lookup(keys(0, 1, 3, 4, 5, 7)).all()
+
+
+class TestTouches:
+    """Who is to pass a touch on to the medium: once per interval and key, among all processes."""
+
+    def test_the_first_of_two_participants_passes_it_on(self) -> None:
+        name = new_name()
+        with shared_ring(name) as one, shared_ring(name) as other:
+            put(one, "a")
+            assert one.touch(keys("a", "b")).tolist() == [Touch.DUE, Touch.ABSENT]
+            assert other.touch(keys("a")).tolist() == [Touch.KNOWN]
+
+    def test_it_is_due_again_after_the_interval(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now_s = 5000.0
+        monkeypatch.setattr(ring_module.time, "monotonic", lambda: now_s)
+        with private_ring() as ring:
+            put(ring, "a")
+            found = []
+            for step_s in (0, 59, 1, 59):
+                now_s += step_s
+                found += ring.touch(keys("a"), interval_s=60).tolist()
+            assert found == [Touch.DUE, Touch.KNOWN, Touch.DUE, Touch.KNOWN]
+
+    def test_a_new_stay_begins_untouched(self) -> None:
+        with private_ring(1) as ring:
+            put(ring, "a")
+            ring.touch(keys("a"))
+            put(ring, "b")
+            assert ring.touch(keys("b")).tolist() == [Touch.DUE]

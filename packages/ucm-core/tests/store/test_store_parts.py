@@ -211,6 +211,19 @@ def test_a_touch_reaches_the_files_of_ring_hits(store: BlockStore, tmp_path: Pat
     assert path_of(tmp_path, 2).stat().st_mtime == 0
 
 
+def test_what_only_files_hold_is_touched_too_and_once(store: BlockStore, tmp_path: Path) -> None:
+    save(store, 1)
+    store._tiers.ring.drop(keys_of(1))
+    os.utime(path_of(tmp_path, 1), (0, 0))
+    store.touch(keys_of(1))
+    assert store._work.wait_idle(WAIT_S)
+    assert path_of(tmp_path, 1).stat().st_mtime > 0
+    os.utime(path_of(tmp_path, 1), (0, 0))
+    store.touch(keys_of(1))
+    store.close()
+    assert path_of(tmp_path, 1).stat().st_mtime == 0
+
+
 def test_lookups_are_counted_by_where_they_were_found(tmp_path: Path) -> None:
     store = open_store(tmp_path, GEOMETRY)
     save(store, 1, 2)

@@ -22,7 +22,9 @@ from ucm_core.errors import SpecError
 from ucm_core.spec.rows import MAX_NUMBER
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 
-__all__ = ["boundaries", "deepest", "depth_of", "joint", "reach", "served", "token_count"]
+__all__ = ["boundaries", "deepest", "depth_of", "joint", "prefix_blocks", "reach", "served", "token_count"]
+
+_HOLE = np.zeros(1, dtype=np.bool_)
 
 
 def boundaries(
@@ -77,6 +79,11 @@ def reach(row: SpecRow, presence: Presence, *, limit_tokens: int) -> int:
     return len(presence.mask) * row.block_tokens if looks_back else limit_tokens
 
 
+def prefix_blocks(blocks: Mask) -> int:
+    """Return the number of blocks before the first absent one."""
+    return int(np.concatenate((blocks, _HOLE)).argmin())
+
+
 def deepest(candidates: Positions, legal: Mask) -> int:
     """Return the deepest legal candidate (``candidates`` ascend), 0 when there is none."""
     indices = np.flatnonzero(legal)
@@ -103,18 +110,12 @@ def _served_by_states(row: SpecRow, positions: frozenset[int], candidates: Posit
 
 
 def _served_by_blocks(row: SpecRow, blocks: Mask, candidates: Positions) -> Mask:
+    if row.window is None:  # coverage is [0, b) at every boundary: what lies before the first hole
+        return candidates <= prefix_blocks(blocks) * row.block_tokens
     begin, end = coverage_bounds(row, candidates)
-    if row.window is None:
-        return np.less_equal(end, _prefix_blocks(blocks))
     # absent_before[i] counts the absent blocks of [0, i): a range is whole when it is equal at both ends.
     absent_before = np.concatenate(([0], np.cumsum(~blocks)))
     inside = end <= len(blocks)
     absent = absent_before[np.where(inside, end, 0)] - absent_before[np.where(inside, begin, 0)]
     whole: Mask = (inside & (absent == 0)) | (begin == end)
     return whole
-
-
-def _prefix_blocks(blocks: Mask) -> int:
-    """Return the number of blocks before the first absent one."""
-    holes = np.flatnonzero(~blocks)
-    return int(holes[0]) if len(holes) else len(blocks)

@@ -181,7 +181,7 @@ class Coordinator:
         for block in (begin_block, end_block):
             _check_block(row_name, block)
         self._check_grain(chain)
-        return shelf.keys(chain, shelf.ends(np.arange(begin_block, end_block)))
+        return shelf.block_keys(chain, begin=int(begin_block), end=int(end_block))
 
     def missing(self, chain: PrefixChain, row_name: str, *, begin_block: int, end_block: int) -> Mask:
         """Return which of the blocks ``[begin_block, end_block)`` are still to be stored, ``bool[n]``.

@@ -120,7 +120,7 @@ class RowLookup:
         self._lookup = lookup
         self._suspects = suspects
         self._lock = threading.Lock()
-        self._statistics = LookupStatistics()
+        self._calls = self._keys = self._failures = 0
 
     def __call__(self, keys: Keys) -> Mask:
         """Return which of ``keys`` the store holds and nobody distrusts, ``bool[n]``; never raises."""
@@ -131,15 +131,16 @@ class RowLookup:
         if present is None:
             return np.zeros(len(keys), dtype=np.bool_)
         # After the store has answered, so that a failure reported in the meantime is not overlooked.
-        return present & ~self._suspects.among(keys)
+        return present & ~self._suspects.among(keys) if len(self._suspects) else present
 
     def statistics(self) -> LookupStatistics:
         """Return a snapshot of the counts."""
-        return self._statistics
+        with self._lock:
+            return LookupStatistics(self._calls, self._keys, self._failures)
 
     def _ask(self, keys: Keys) -> Mask | None:
         try:
-            present = np.asarray(self._lookup(keys)).astype(np.bool_)
+            present = np.asarray(self._lookup(keys), dtype=np.bool_)
         except _FAILURES as error:
             _log.debug("lookup of row %s failed: %s", self._row_name, error)
             return None
@@ -147,5 +148,6 @@ class RowLookup:
 
     def _count(self, keys: Keys, *, failed: bool) -> None:
         with self._lock:
-            old = self._statistics
-            self._statistics = LookupStatistics(old.calls + 1, old.keys + len(keys), old.failures + failed)
+            self._calls += 1
+            self._keys += len(keys)
+            self._failures += failed

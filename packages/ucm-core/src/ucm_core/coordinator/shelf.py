@@ -12,7 +12,7 @@ from ucm_core.coordinator.checkpoints import Checkpoints
 from ucm_core.coordinator.lookups import Keys, RowLookup, Suspects
 from ucm_core.coordinator.presence import Presence
 from ucm_core.errors import SpecError
-from ucm_core.spec.keys import PrefixChain, object_keys
+from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.table import RowKind, SpecRow
 
 __all__ = ["Shelf"]
@@ -41,17 +41,25 @@ class Shelf:
 
         A block is named by its last grain. SpecError when the chain has no digest for one of them.
         """
-        grain, digests = chain.grain_tokens, chain.digests
-        if len(ends) and not 0 < int(ends.min()) <= int(ends.max()) <= len(digests) * grain:
+        grain = chain.grain_tokens
+        known_tokens = len(chain.digests) * grain
+        if len(ends) and not 0 < int(ends.min()) <= int(ends.max()) <= known_tokens:
             raise SpecError(
                 f"row {self.row.name!r}: blocks end at {int(ends.min())} to {int(ends.max())} tokens, the "
-                f"chain has digests up to {len(digests) * grain}"
+                f"chain has digests up to {known_tokens}"
             )
         if (ends % grain).any():
             raise SpecError(
                 f"row {self.row.name!r}: {int(ends[0])} is no multiple of the grain of {grain} tokens"
             )
-        return object_keys(self.seed, digests[ends // grain - 1])
+        return chain.keys(self.seed)[ends // grain - 1]
+
+    def block_keys(self, chain: PrefixChain, *, begin: int, end: int) -> Keys:
+        """Return the keys of the blocks ``[begin, end)``; errors as in `keys`, whose result it is, sooner."""
+        step, rest = divmod(self.row.block_tokens, chain.grain_tokens)
+        if rest or not 0 <= begin < end or end * step > len(chain.digests):
+            return self.keys(chain, self.ends(np.arange(begin, end)))
+        return np.ascontiguousarray(chain.keys(self.seed)[(begin + 1) * step - 1 : end * step : step])
 
     def ends(self, indices: npt.ArrayLike) -> Positions:
         """Return the positions at which the blocks ``indices`` end."""

@@ -14,7 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ucm_core.coordinator.resolve import Ask, Presence, candidate_positions, coverage_bounds, served, voter
+from ucm_core.coordinator.boundaries import prefix_blocks, served
+from ucm_core.coordinator.coverage import candidate_positions, coverage_bounds, voter
+from ucm_core.coordinator.presence import Presence
+from ucm_core.coordinator.resolve import Ask
 from ucm_core.coordinator.shelf import Shelf
 from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
@@ -52,8 +55,10 @@ class Survey:
         ``remembered`` lets the directories of checkpoints answer for the stores.
         """
         full, windows, states = self._sorted_out(rows)
-        for row in full:
-            limit_tokens = min(limit_tokens, self._prefix_tokens(row, limit_tokens))
+        for place, row in enumerate(full):
+            # The first row finds out how far it is worth asking; the others are asked all of that at once.
+            first_blocks = _FIRST_BLOCKS if place == 0 else limit_tokens // row.block_tokens
+            limit_tokens = min(limit_tokens, self._prefix_tokens(row, limit_tokens, first_blocks))
         candidates = candidate_positions(self._table, limit_tokens, align_tokens=self._ask.align_tokens)
         self._prepare(windows, states, limit_tokens)
         for batch in _from_deep(candidates):
@@ -72,20 +77,19 @@ class Survey:
         parts[0].sort(key=lambda row: -row.block_tokens)
         return parts
 
-    def _prefix_tokens(self, row: SpecRow, limit_tokens: int) -> int:
+    def _prefix_tokens(self, row: SpecRow, limit_tokens: int, first_blocks: int) -> int:
         """Ask a full row from its head to its first hole and return the tokens before that."""
         found = self._start(row, limit_tokens)
         begin = min(self._local_tokens // row.block_tokens, len(found))
         end = min(len(found), self._known_tokens // row.block_tokens)
-        size = _FIRST_BLOCKS
+        shelf, size = self._shelves[row.name], first_blocks
         while begin < end:
-            indices = np.arange(begin, min(begin + size, end))
-            found[indices] = self._present(row, indices)
-            if not found[indices].all():
+            stop = min(begin + size, end)
+            found[begin:stop] = shelf.lookup(shelf.block_keys(self._chain, begin=begin, end=stop))
+            if prefix_blocks(found) < stop:
                 break
-            begin, size = begin + size, size * _GROWTH
-        holes = np.flatnonzero(~found)
-        return int(holes[0] if len(holes) else len(found)) * row.block_tokens
+            begin, size = stop, size * _GROWTH
+        return prefix_blocks(found) * row.block_tokens
 
     def _prepare(self, windows: Iterable[SpecRow], states: Iterable[SpecRow], limit_tokens: int) -> None:
         for row in windows:

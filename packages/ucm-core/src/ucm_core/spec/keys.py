@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from numbers import Integral
 from typing import Any, Protocol
@@ -52,6 +53,7 @@ _SEED_TAG = b"sglang-cache-namespace-v1"
 _MEDIA_TAG = b"ucm-media-v1"
 
 Digests = npt.NDArray[np.uint8]
+_NO_DIGESTS: Digests = np.empty((0, DIGEST_BYTES), np.uint8)
 
 
 class SupportsNumpy(Protocol):
@@ -172,7 +174,8 @@ class PrefixChain:
         # Largest end up to each item: it only grows, so that the items of a range are found by bisection.
         self._media_ends = list(accumulate((item.end for item in self.media), max))
         self._ids: npt.NDArray[Any] = np.empty(0, np.dtype("<u4"))
-        self._digests: Digests = np.empty((0, DIGEST_BYTES), np.uint8)
+        self._digests = _NO_DIGESTS
+        self._keys: dict[bytes, tuple[Digests, int]] = {}  # row seed -> keys, how many of them are made
         self._token_count = 0
         self._seed = self.identity.seed
 
@@ -206,6 +209,7 @@ class PrefixChain:
         if grains < self._token_count // self.grain_tokens:
             # Cut to size, so that growing allocates anew: views that were handed out must never change.
             self._digests = self._digests[:grains]
+            self._keys.clear()
         self._token_count = tokens
 
     def block_digests(self, block_tokens: int) -> Digests:
@@ -216,6 +220,21 @@ class PrefixChain:
             )
         step = block_tokens // self.grain_tokens
         return self.digests[step - 1 :: step]
+
+    def keys(self, row_seed: bytes) -> Digests:
+        """Return a row's object key at the end of each whole grain, ``uint8[grains, 32]``, read-only.
+
+        They are kept, so asking again costs only what was appended since: 32 bytes per grain and row.
+        """
+        keys, made = self._keys.get(row_seed, (_NO_DIGESTS, 0))
+        digests = self.digests
+        if made < len(digests):
+            keys = _with_capacity(keys, made, len(digests))
+            keys[made : len(digests)] = object_keys(row_seed, digests[made:])
+            self._keys[row_seed] = keys, len(digests)
+        view = keys[: len(digests)]
+        view.flags.writeable = False
+        return view
 
     def digest_at(self, position: int) -> bytes:
         """Return the digest of everything before ``position``, a whole number of grains above 0."""
@@ -289,7 +308,18 @@ def object_keys(seed: bytes, digests: Digests) -> Digests:
     """Return ``seed XOR digest`` for each row of ``uint8[n, 32]``; the first 16 bytes name the object."""
     if len(seed) != DIGEST_BYTES or digests.ndim != 2 or digests.shape[1] != DIGEST_BYTES:
         raise SpecError(f"object keys need a {DIGEST_BYTES}-byte seed and digests [n, {DIGEST_BYTES}]")
-    return np.bitwise_xor(digests, np.frombuffer(seed, np.uint8))
+    words = np.ascontiguousarray(digests).view(np.uint64)
+    keys, seeds = np.empty_like(words), _repeated(seed)
+    for begin in range(0, len(words), len(seeds)):  # piecewise: a row of four words at a time is slow
+        piece = words[begin : begin + len(seeds)]
+        np.bitwise_xor(piece, seeds[: len(piece)], out=keys[begin : begin + len(seeds)])
+    return keys.view(np.uint8)
+
+
+@lru_cache(maxsize=128)
+def _repeated(seed: bytes) -> npt.NDArray[np.uint64]:
+    """Return ``uint64[256, 4]``: the seed's words in every row; one per row of a namespace, 8 KiB each."""
+    return np.tile(np.frombuffer(seed, np.uint64), (256, 1))
 
 
 def _part(text: str | None) -> bytes:

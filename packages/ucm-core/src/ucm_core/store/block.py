@@ -28,10 +28,10 @@ from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
-from ucm_core.store.ledger import PinBook, Pins, RecentTouches, WorkGate
+from ucm_core.store.ledger import TOUCH_INTERVAL_S, PinBook, Pins, RecentTouches, WorkGate
 from ucm_core.store.loading import LoadOrder, load_chunk
 from ucm_core.store.pool import Priority
-from ucm_core.store.ring import Outcome, RingStatistics
+from ucm_core.store.ring import Outcome, RingStatistics, Touch
 from ucm_core.store.saving import Save, Writer
 from ucm_core.store.tiers import Int64s, KeyBatch, Keys, Mask, Room, Slots, Tiers, log
 
@@ -67,6 +67,9 @@ class BlockStore:
         self._touches = RecentTouches()
         self._pinned = PinBook()
         self._last_ring: RingStatistics | None = None
+        self._looked_up = {
+            tier: metrics.LOOKUPS.labels(row=tiers.row, tier=tier) for tier in ("ring", "file", "absent")
+        }
 
     @property
     def geometry(self) -> Geometry:
@@ -147,8 +150,9 @@ class BlockStore:
         with self._work.entered() as entered:
             if not entered or not len(keys):
                 return
-            self._tiers.ring.touch(keys)
-            due = self._touches.due(keys)
+            found = self._tiers.ring.touch(keys, interval_s=TOUCH_INTERVAL_S)
+            absent = self._touches.due(keys[found == Touch.ABSENT])
+            due = np.concatenate((keys[found == Touch.DUE], absent))
             if len(due):
                 self._background(lambda: self._tiers.files.touch(due))
 
@@ -203,11 +207,14 @@ class BlockStore:
                 self._tiers.ring.release(slots)
 
     def _lookup(self, keys: Keys) -> Mask:
-        in_ring = np.asarray(self._tiers.ring.lookup(keys), dtype=np.bool_)
-        found = in_ring.copy()
-        if not in_ring.all():
-            found[~in_ring] = self._tiers.files.exist(keys[~in_ring])
-        self._count_lookups(in_ring, found)
+        found = self._tiers.ring.lookup(keys).view(np.bool_)
+        in_ring = int(np.count_nonzero(found))
+        self._looked_up["ring"].inc(in_ring)
+        if in_ring < len(keys):
+            elsewhere = np.flatnonzero(~found)
+            found[elsewhere] = in_files = self._tiers.files.exist(keys[elsewhere])
+            self._looked_up["file"].inc(int(np.count_nonzero(in_files)))
+            self._looked_up["absent"].inc(int(np.count_nonzero(~in_files)))
         return found
 
     def _start_load(self, keys: Keys, target: BlockTarget | None, priority: Priority) -> Ticket:
@@ -256,8 +263,3 @@ class BlockStore:
                 raise
         finally:
             self._work.end()
-
-    def _count_lookups(self, in_ring: Mask, found: Mask) -> None:
-        ring, anywhere = int(in_ring.sum()), int(found.sum())
-        for tier, count in (("ring", ring), ("file", anywhere - ring), ("absent", found.size - anywhere)):
-            metrics.LOOKUPS.labels(row=self._tiers.row, tier=tier).inc(count)

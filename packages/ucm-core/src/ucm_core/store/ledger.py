@@ -14,7 +14,7 @@ import numpy as np
 
 from ucm_core.store.tiers import Keys
 
-TOUCH_INTERVAL_S = 60.0
+TOUCH_INTERVAL_S = 60
 TOUCH_MEMORY_KEYS = 1 << 16
 
 
@@ -28,7 +28,7 @@ class Pins:
         self.keys = keys
         """``uint8[n, 32]``: the keys that are kept, a part of those asked for."""
         self._book, self._let_go = book, let_go
-        self._entry = book.add([key.tobytes() for key in keys])
+        self._entry = book.add(keys)
 
     def release(self) -> None:
         """Let the ring have the slots again."""
@@ -47,7 +47,7 @@ class PinBook:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[int, list[bytes]] = {}
+        self._entries: dict[int, Keys] = {}
         self._numbers = itertools.count()
 
     @property
@@ -56,11 +56,11 @@ class PinBook:
         with self._lock:
             return sum(map(len, self._entries.values()))
 
-    def add(self, names: list[bytes]) -> int:
+    def add(self, keys: Keys) -> int:
         """Enter one set of pins; returns its number."""
         with self._lock:
             number = next(self._numbers)
-            self._entries[number] = names
+            self._entries[number] = keys
             return number
 
     def remove(self, number: int) -> bool:
@@ -76,7 +76,8 @@ class PinBook:
     def names(self) -> frozenset[bytes]:
         """The keys that are pinned now."""
         with self._lock:
-            return frozenset(itertools.chain.from_iterable(self._entries.values()))
+            entries = list(self._entries.values())
+        return frozenset(key.tobytes() for keys in entries for key in keys)
 
 
 class WorkGate:
@@ -108,7 +109,8 @@ class WorkGate:
         """Count one piece of work out."""
         with self._changed:
             self.count -= 1
-            self._changed.notify_all()
+            if not self.count:
+                self._changed.notify_all()
 
     @contextmanager
     def entered(self) -> Iterator[bool]:
@@ -139,7 +141,7 @@ class WorkGate:
 
 
 class RecentTouches:
-    """When each object's file was touched last, for the most recent ones."""
+    """When files that the ring does not hold were touched last; of what it holds, the ring knows it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -20,6 +20,7 @@ only while the head is referenced or touched between claims.
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -40,6 +41,7 @@ Versions = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
 
 _SLOTS_END = 1 << 31
+_LAST_SECOND = (1 << 32) - 1
 
 
 class Outcome(IntEnum):
@@ -59,6 +61,17 @@ class Outcome(IntEnum):
     """Still loading when the time was over."""
     ABSENT = 6
     """The ring does not hold the key (`Ring.pin` only)."""
+
+
+class Touch(IntEnum):
+    """What a touch found of one key."""
+
+    ABSENT = 0
+    """The ring does not hold it."""
+    KNOWN = 1
+    """It was touched within the interval."""
+    DUE = 2
+    """This is its first touch within the interval."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,9 +206,12 @@ class Ring:
                 f"slots {wanted[~done].tolist()} hold no reference of participant {self.participant}"
             )
 
-    def touch(self, keys: Keys) -> None:
-        """Mark resident keys as used, for the clock."""
-        self._native.touch(np.ascontiguousarray(keys))
+    def touch(self, keys: Keys, *, interval_s: int = 60) -> npt.NDArray[np.uint8]:
+        """Mark resident keys as used, for the clock: ``uint8[n]`` of `Touch`.
+
+        ``DUE`` is said to one caller of all processes per ``interval_s`` seconds and key.
+        """
+        return self._native.touch(np.ascontiguousarray(keys), _shared_clock_s(), interval_s)
 
     def drop(self, keys: Keys) -> Mask:
         """Forget READY keys that nobody references; True = it was there and is gone."""
@@ -286,6 +302,11 @@ def _join(entered: region.Entered, slots: int, payload_bytes: int) -> _native.Ri
         return _native.Ring(entered.descriptor, slots, payload_bytes, None)
     except RuntimeError as error:
         raise StoreError(f"{entered.path} cannot be joined: {error}") from error
+
+
+def _shared_clock_s() -> int:
+    """Whole seconds, never 0, of the clock that all processes of a node share."""
+    return int(time.monotonic()) % _LAST_SECOND + 1
 
 
 def _slots(slots: Slots) -> Slots:
