@@ -14,7 +14,7 @@ from ucm_core.ops import metrics
 NAMED = {"self._tiers.row", "tiers.row", "tier", "reason", "order.operation", "operation", "where"}
 """Label values that are no literals: a row of the table, or a parameter whose callers are in `BORDERS`."""
 LABELS = {"row", "tier", "operation", "reason", "where"}
-BORDERS = {"guarded", "failed", "border.failed", "count_failures", "self._remove", "self._tell"}
+BORDERS = {"guarded", "failed", "border.failed", "count_failures", "self._remove"}
 
 
 def counters() -> dict[str, Counter]:

@@ -44,6 +44,7 @@ from __future__ import annotations
 from ucm_core.cache import Cache, CacheStatistics, Loaded
 from ucm_core.coordinator.coordinator import Coordinator, Verdict
 from ucm_core.coordinator.explain import Explanation, RowExplanation
+from ucm_core.coordinator.origins import Origin
 from ucm_core.coordinator.resolve import Hit, Presence, boundaries, coverage, resolve_hit
 from ucm_core.errors import (
     ClosedError,
@@ -55,6 +56,7 @@ from ucm_core.errors import (
     StoreError,
     UcmError,
 )
+from ucm_core.events import CacheEvent, EventKind, EventStream
 from ucm_core.flow.copy import BlockSource, BlockTarget, BufferBlocks, EngineBlocks
 from ucm_core.flow.ticket import Level, ResultCode, Ticket, TicketGroup
 from ucm_core.ops.config import CacheConfig
@@ -77,12 +79,15 @@ __all__ = [
     "BufferBlocks",
     "Cache",
     "CacheConfig",
+    "CacheEvent",
     "CacheStatistics",
     "ClosedError",
     "ConfigError",
     "Coordinator",
     "EngineBlocks",
     "EngineLayout",
+    "EventKind",
+    "EventStream",
     "Explanation",
     "Hit",
     "IdentityError",
@@ -94,6 +99,7 @@ __all__ = [
     "Model",
     "ModelIdentity",
     "NoSpace",
+    "Origin",
     "Part",
     "PartLayout",
     "PrefixChain",

@@ -24,8 +24,10 @@ import numpy.typing as npt
 from ucm_core.coordinator.accounts import TokenAccount
 from ucm_core.coordinator.coordinator import Coordinator, CoordinatorStatistics, Verdict
 from ucm_core.coordinator.explain import Explanation
+from ucm_core.coordinator.origins import Origins
 from ucm_core.coordinator.retention import RetentionPolicy
 from ucm_core.errors import ClosedError, ConfigError, LayoutError, SpecError, StoreError, UcmError
+from ucm_core.events import EventStream, Followed
 from ucm_core.flow.copy import BlockTarget, BufferBlocks
 from ucm_core.flow.ticket import ResultCode, TicketGroup
 from ucm_core.ops import metrics
@@ -36,7 +38,8 @@ from ucm_core.spec.table import RowKind, SpecTable
 from ucm_core.store.absent import ObjectStore
 from ucm_core.store.block import BlockStoreStatistics
 from ucm_core.store.gc import Collector
-from ucm_core.store.names import NAMED_BYTES
+from ucm_core.store.journal import MAX_EVENT_NAMES, Place
+from ucm_core.store.names import NAMED_BYTES, slug
 from ucm_core.store.pool import IoPool, Priority
 from ucm_core.store.root import CacheRoot, RootStatistics
 from ucm_core.store.stack import (
@@ -109,6 +112,7 @@ class Cache:
         self._plans = plans
         self._lock = threading.Lock()
         self._closed = False
+        self._origins: Origins | None = None
         self._root = CacheRoot(config.root).open()
         self._pool = IoPool(config.thread_count())
         try:
@@ -194,6 +198,8 @@ class Cache:
         for row, blocks in payloads.items():
             begin = _begin_block(first_block, row)
             keys[row] = space.coordinator.keys(chain, row, begin_block=begin, end_block=begin + len(blocks))
+            if self._origins is not None:
+                self._origins.remember(chain, self.table.row(row), keys=keys[row], begin_block=begin)
         tickets = {row: space.stores[row].save(keys[row], sources[row]) for row in payloads}
         for row, ticket in tickets.items():
             space.coordinator.saved(row, keys[row][ticket.object_results == ResultCode.OK])
@@ -307,6 +313,15 @@ class Cache:
         """
         self._move_on(secrets.token_hex(16))
 
+    def events(self, capacity: int = MAX_EVENT_NAMES) -> EventStream:
+        """What is stored and removed from now on, to be taken before it exceeds ``capacity`` objects.
+
+        Parents and tokens are known of what this cache saves from now on. Costs nothing before it is called.
+        """
+        self._opened()
+        self._origins = self._origins or Origins()
+        return EventStream(self._root.journal.listen(capacity), self._origins, self._followed)
+
     def statistics(self) -> CacheStatistics:
         """A moment of this cache."""
         space = self._space
@@ -338,6 +353,12 @@ class Cache:
 
     # -- private
 
+    def _followed(self) -> Followed:
+        space = self._space
+        name = space.identity.namespace
+        plans = self._plans.items() if space.identity.known and self._root.available else ()
+        return Followed({row: Place(name, slug(row), plan.segment) for row, plan in plans}, space.stores)
+
     def _let_go(self) -> None:
         self._pool.close(timeout_s=30.0)
         self._root.close()
@@ -358,7 +379,8 @@ class Cache:
             self._root.lose(error)
             usage.capacity_bytes = self.config.disk_limit_bytes()
         self._pool.submit(Priority.BACKGROUND, self._recount)
-        room = Collector(self._root.path, usage, self._pool, pinned=self._pinned_names)
+        journal = self._root.journal
+        room = Collector(self._root.path, usage, self._pool, pinned=self._pinned_names, journal=journal)
         return StoreParts(self._root, self._pool, limits, room)
 
     def _recount(self) -> None:
@@ -392,6 +414,7 @@ class Cache:
                 _log.warning("a new generation began, and nothing is cached any more: %s", error)
                 metrics.ERRORS.labels(where="generation").inc()
                 self._space = self._space_of(raised, absent_stores(self._plans))
+        self._root.journal.lose()
         close_stores(old.stores)
         if refusal is not None:
             raise StoreError(

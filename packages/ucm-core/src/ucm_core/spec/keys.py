@@ -236,6 +236,12 @@ class PrefixChain:
         view.flags.writeable = False
         return view
 
+    def token_ids(self, begin: int, end: int) -> npt.NDArray[Any]:
+        """Return a copy of the token ids in ``[begin, end)``, unsigned; SpecError when there are fewer."""
+        if not 0 <= begin <= end <= self._token_count:
+            raise SpecError(f"tokens [{begin}, {end}) of a chain of {self._token_count} tokens")
+        return self._ids[begin:end].copy()
+
     def digest_at(self, position: int) -> bytes:
         """Return the digest of everything before ``position``, a whole number of grains above 0."""
         grain, rest = divmod(position, self.grain_tokens)

@@ -28,6 +28,7 @@ from ucm_core.flow.ticket import ResultCode
 from ucm_core.ops import metrics
 from ucm_core.store import names
 from ucm_core.store.geometry import Geometry
+from ucm_core.store.journal import Place
 from ucm_core.store.root import CacheRoot
 
 Keys = npt.NDArray[np.uint8]
@@ -88,9 +89,16 @@ class FileTier:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._told: set[tuple[str, int]] = set()
+        self._place = Place(directory.parent.name, directory.name, segment)
 
     def exist(self, keys: Keys) -> Mask:
         """Return where a whole object bears the key's name, ``bool[n]``; one path check each."""
+        found = self._exist(keys)
+        if self._root.journal.listening:
+            self._note_absent(keys, ~found)
+        return found
+
+    def _exist(self, keys: Keys) -> Mask:
         if not self._root.available or not len(keys):
             return np.zeros(len(keys), dtype=np.bool_)
         found = _native.stat_objects(self._path, self._names(keys), self.geometry.object_bytes)
@@ -114,6 +122,7 @@ class FileTier:
         )
         corrupt = np.flatnonzero(results == _CORRUPT)
         self._remove(keys[corrupt], "corrupt")
+        self._note_absent(keys, results == _MISS)
         self._count(read=int((results == 0).sum()), corrupt=corrupt.size)
         self._tell("read", results)
         return _codes(results)
@@ -199,6 +208,7 @@ class FileTier:
         finally:
             self._root.usage.settle(len(keys) * size, written_bytes=written * size)
         self._count(written=written)
+        self._root.journal.tell(self._place, keys[results == 0], stored=True, exist=self._exist)
         self._tell("write", results)
         return _codes(results)
 
@@ -207,6 +217,7 @@ class FileTier:
         sizes = [_unlink(self.directory, os.fsdecode(name)) for name in self._names(keys)]
         removed = np.array([size is not None for size in sizes], dtype=np.bool_)
         metrics.OBJECTS_DROPPED.labels(reason=reason).inc(int(removed.sum()))
+        self._note_absent(keys, removed)
         freed = sum(size or 0 for size in sizes)
         if freed:
             try:
@@ -214,6 +225,11 @@ class FileTier:
             except OSError as error:
                 self._tell("count", _failure(error))
         return removed
+
+    def _note_absent(self, keys: Keys, absent: Mask) -> None:
+        journal = self._root.journal
+        if journal.listening and self._root.available and absent.any():
+            journal.tell_absent(self._place, keys[absent], exist=self._exist)
 
     def _tell(self, operation: str, results: Results) -> None:
         """Count failures, and log each kind once."""

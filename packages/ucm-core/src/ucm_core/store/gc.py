@@ -12,12 +12,14 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ucm_core.ops import metrics
 from ucm_core.store import locks, names
+from ucm_core.store.journal import Journal, Mask, Names, Place
 from ucm_core.store.pool import IoPool, Priority
 from ucm_core.store.tiers import log
 from ucm_core.store.usage import Usage
@@ -52,14 +54,22 @@ class _Family:
 class Collector:
     """Removes the objects that were not used for longest, for all processes of one root.
 
-    ``pinned`` answers the names (32 hex digits) that must stay. Passes that nobody waits for run on ``pool``.
-    Thread-safe; every method may be called on any thread and returns in the time of one pass at most.
+    ``pinned`` answers the names (32 hex digits) that must stay, ``journal`` is told what went. Passes that
+    nobody waits for run on ``pool``. Thread-safe; every method may be called on any thread and returns in the
+    time of one pass at most.
     """
 
     def __init__(
-        self, root: Path, usage: Usage, pool: IoPool, *, pinned: Callable[[], frozenset[str]] = frozenset
+        self,
+        root: Path,
+        usage: Usage,
+        pool: IoPool,
+        *,
+        pinned: Callable[[], frozenset[str]] = frozenset,
+        journal: Journal | None = None,
     ) -> None:
         self._root, self._usage, self._pool, self._pinned = root, usage, pool, pinned
+        self._journal = journal or Journal()
         self._turn = threading.Lock()
         self._queued = threading.Lock()
         self._background = (Priority.BACKGROUND, self._collect_queued)
@@ -122,11 +132,19 @@ class Collector:
             if name not in pinned:
                 removed = [size for path in family.paths if (size := _remove(path)) is not None]
                 self._usage.give_back(sum(removed))
+                self._note_gone(family.paths)
                 objects += len(removed)
                 freed_bytes += sum(removed)
         metrics.OBJECTS_DROPPED.labels(reason="capacity").inc(objects)
         log.info("removed %d objects, %d bytes, to stay below the capacity bound", objects, freed_bytes)
         return Collection(objects, freed_bytes)
+
+    def _note_gone(self, paths: list[str]) -> None:
+        for path in paths if self._journal.listening else ():
+            namespace, row, _, file = Path(path).parts[-4:]
+            key, _, segment = file.partition(".")
+            name = np.frombuffer(bytes.fromhex(key), dtype=np.uint8)[None]
+            self._journal.tell_absent(Place(namespace, row, segment), name, exist=partial(_there, path))
 
     def _oldest_first(self) -> Iterator[tuple[str, _Family]]:
         families = self._families()
@@ -151,6 +169,10 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
         return entry.stat(follow_symlinks=False)
     except FileNotFoundError:
         return None
+
+
+def _there(path: str, names: Names) -> Mask:
+    return np.full(len(names), os.path.lexists(path))
 
 
 def _remove(path: str) -> int | None:

@@ -23,6 +23,7 @@ from ucm_core import _native
 from ucm_core.errors import StoreError
 from ucm_core.ops.quiet import quiet_logger
 from ucm_core.store import locks, names, writers
+from ucm_core.store.journal import Journal
 from ucm_core.store.names import slug
 from ucm_core.store.usage import Usage
 
@@ -88,6 +89,8 @@ class CacheRoot:
         self._usage: Usage | None = None
         self._direct = False
         self._lost = False
+        self.journal = Journal()
+        """What this process does to the objects, for whoever listens."""
 
     def open(self) -> Self:
         """Make the directory, become a writer, remove what dead writers left.
@@ -217,6 +220,7 @@ class CacheRoot:
         if not self._lost:
             _once.warning("cache root %s is not available, everything is a miss: %s", str(self.path), error)
         self._lost = True
+        self.journal.lose()
 
     def statistics(self) -> RootStatistics:
         """Return the state of the root; counts are 0 while it is not available or cannot be read."""
