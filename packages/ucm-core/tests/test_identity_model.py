@@ -107,8 +107,44 @@ def test_the_engines_length_counts_where_rotary_values_depend_on_it(checkpoint, 
 
 
 def test_without_a_length_that_matters_the_identity_is_unknown(checkpoint):
-    with pytest.raises(IdentityError, match="max_model_len, which is not given: its identity is unknown"):
+    with pytest.raises(
+        IdentityError, match="max_model_len, which is not given: the model's identity is unknown"
+    ):
         read_model(checkpoint, RUN, overrides={"rope_scaling": {"rope_type": "dynamic"}})
+
+
+AUTO_MAP = {"AutoModelForCausalLM": "modeling_own.Own"}
+
+
+def test_code_of_the_checkpoint_counts_where_the_config_names_it(checkpoint, tmp_path):
+    code = checkpoint / "modeling_own.py"
+    code.write_text("scale = 1")
+    digests = set()
+    for text in ("scale = 1", "scale = 2"):
+        code.write_text(text)
+        digests.add(read_model(checkpoint, RUN, overrides={"auto_map": AUTO_MAP}).identity.digest)
+    assert len(digests) == 2
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    assert read_model(copy, RUN, overrides={"auto_map": AUTO_MAP}).identity.digest in digests
+    code.rename(checkpoint / "helper.py")
+    digests.add(read_model(checkpoint, RUN, overrides={"auto_map": AUTO_MAP}).identity.digest)
+    assert len(digests) == 3
+
+
+def test_code_that_cannot_be_read_is_unknown(checkpoint, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "EACCES", str(path))
+
+    (checkpoint / "modeling_own.py").write_text("scale = 1")
+    monkeypatch.setattr("ucm_core.spec.checkpoint._hash_file", refuse)
+    with pytest.raises(IdentityError, match=r"the code in .* cannot be read"):
+        read_model(checkpoint, RUN, overrides={"auto_map": AUTO_MAP})
+
+
+def test_code_that_the_config_does_not_name_does_not_count(checkpoint):
+    plain = read_model(checkpoint, RUN).identity
+    (checkpoint / "convert.py").write_text("import sys")
+    assert read_model(checkpoint, RUN).identity.digest == plain.digest
 
 
 YARN = {

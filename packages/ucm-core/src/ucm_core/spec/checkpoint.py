@@ -19,7 +19,7 @@ from ucm_core.errors import IdentityError
 from ucm_core.spec.encoding import canonical_json, digest_of
 from ucm_core.spec.identity import SAMPLED
 
-__all__ = ["WeightDigester", "adapter_digest", "depends_on_length", "read_config"]
+__all__ = ["WeightDigester", "adapter_digest", "code_digest", "depends_on_length", "read_config"]
 
 _DROPPED = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
 _DROPPED_SUFFIX = "_token_id"
@@ -74,6 +74,18 @@ def adapter_digest(directory: Path) -> str:
             f"the adapter in {directory} cannot be read: {error}; its digest is unknown"
         ) from error
     return digest_of("ucm-adapter-1", content).hex()
+
+
+def code_digest(directory: Path) -> str:
+    """Return the hex digest over names and bytes of the checkpoint's own code.
+
+    That is all ``*.py`` beside its weights. IdentityError when one cannot be read.
+    """
+    files = sorted(path for path in Path(directory).glob("*.py") if path.is_file())
+    try:
+        return digest_of("ucm-code-1", [[path.name, _hash_file(path)] for path in files]).hex()
+    except OSError as error:
+        raise IdentityError(f"the code in {directory} cannot be read: {error}") from error
 
 
 class WeightDigester:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ucm_core.errors import IdentityError
-from ucm_core.spec.checkpoint import WeightDigester, depends_on_length, read_config
+from ucm_core.spec.checkpoint import WeightDigester, code_digest, depends_on_length, read_config
 from ucm_core.spec.encoding import canonical_json
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.presets import canonical_table
@@ -68,7 +68,7 @@ def read_model(directory: Path, resolved: Resolved, *, overrides: Mapping[str, A
     Raises IdentityError where the identity is unknown (see ``read_config``; also a rope that depends on a
     ``max_model_len`` that is not given) and SpecError for a family without a preset.
     """
-    config = _with_length(read_config(directory, overrides), resolved.max_model_len)
+    config = _completed(read_config(directory, overrides), directory, resolved.max_model_len)
     table = canonical_table(
         config,
         grain_tokens=resolved.grain_tokens,
@@ -91,11 +91,15 @@ def read_model(directory: Path, resolved: Resolved, *, overrides: Mapping[str, A
     return Model(Path(directory), table, identity)
 
 
-def _with_length(config: dict[str, Any], max_model_len: int | None) -> dict[str, Any]:
-    if not depends_on_length(config):
-        return config
-    if max_model_len is None:
-        raise IdentityError(
-            "rotary values of this model depend on max_model_len, which is not given: its identity is unknown"
-        )
-    return config | {"max_model_len": int(max_model_len)}
+def _completed(config: dict[str, Any], directory: Path, max_model_len: int | None) -> dict[str, Any]:
+    """Return ``config`` with what else changes values: the engine's length, the checkpoint's own code."""
+    added: dict[str, Any] = {}
+    if "auto_map" in config:  # names classes of the checkpoint's own, which an engine may run
+        added["auto_map_code"] = code_digest(directory)
+    if depends_on_length(config):
+        if max_model_len is None:
+            raise IdentityError(
+                "rotary values depend on max_model_len, which is not given: the model's identity is unknown"
+            )
+        added["max_model_len"] = int(max_model_len)
+    return config | added
