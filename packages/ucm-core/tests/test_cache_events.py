@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import GRAIN, HYBRID, RING_BYTES, identity_of, payloads_of
 
-from ucm_core import Cache, CacheConfig, CacheEvent, EventKind, EventStream, PrefixChain
+from ucm_core import Cache, CacheConfig, CacheEvent, EventKind, EventStream, PrefixChain, RequestIdentity
 from ucm_core.store.gc import Collector
 
 TOKENS = [[7 * prompt + token for token in range(6 * GRAIN)] for prompt in range(3)]
@@ -250,3 +250,31 @@ def test_after_anything_the_index_equals_the_files(
             index.follow()
         look_at_the_files(cache, index)
         assert index.follow() == set(files(cache))
+
+
+def test_events_of_one_tenant_say_nothing_to_another(cache: Cache) -> None:
+    """Equal tokens, other salt (C-02): no name, digest or parent of the one is one of the other's."""
+    seen: list[set[bytes | None]] = []
+    for salt in ("t1", "t2", None):
+        index = Index(cache.events())
+        index.follow()
+        chain = cache.chain(TOKENS[0], RequestIdentity(cache_salt=salt))
+        cache.save(chain, payloads_of(HYBRID, 4)).wait_durable(60.0)
+        index.follow()
+        origins = [event.origin for event in index.events if event.origin is not None]
+        names = {event.name for event in index.events if event.kind is EventKind.STORED}
+        assert len(origins) == len(names) == 12
+        seen.append(names | {origin.digest for origin in origins} | {origin.parent for origin in origins})
+    assert seen[0] & seen[1] == seen[0] & seen[2] == seen[1] & seen[2] == {None}
+
+
+def test_no_block_of_a_prompt_that_repeats_is_its_own_parent(cache: Cache) -> None:
+    """C-16: four equal blocks, four digests, each the next one's parent."""
+    index = Index(cache.events())
+    index.follow()
+    cache.save(cache.chain([7] * 4 * GRAIN), payloads_of(HYBRID, 4)).wait_durable(60.0)
+    index.follow()
+    found = [event.origin for event in index.events if event.row == "full" and event.origin]
+    found.sort(key=lambda origin: origin.begin_tokens)
+    assert [origin.parent for origin in found] == [None, *(origin.digest for origin in found[:3])]
+    assert len({origin.digest for origin in found}) == 4

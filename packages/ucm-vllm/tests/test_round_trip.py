@@ -16,6 +16,7 @@ pytest.importorskip("vllm")
 import families
 from engine_doubles import request
 from halves import WAIT_S, WEIGHTS, Halves, model_of, settings
+from prometheus_client import REGISTRY
 
 from ucm_core.errors import ConfigError
 from ucm_core.ops.config import RowRetention
@@ -443,3 +444,35 @@ def test_a_root_that_is_a_file_is_refused_before_anything_is_touched(tmp_path: P
     with pytest.raises(ValueError, match="file' is not a directory"):
         EngineCache(model_of(families.DENSE), settings(tmp_path / "file" / "root"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+# -- what is counted
+
+
+def counted_tokens() -> np.ndarray:
+    """Tokens so far: hit, failed, computed."""
+    names = ("hit", "failed", "computed")
+    return np.array([REGISTRY.get_sample_value(f"ucm_{name}_tokens_total") or 0.0 for name in names])
+
+
+def test_a_damaged_block_counts_as_failed_from_its_page_on(engines: Any, tmp_path: Path) -> None:
+    reader = restarted(engines, tmp_path)
+    corrupt(file_of(tmp_path, reader_keys(reader, request(300))[2]))
+    before = counted_tokens()
+    assert load_dense(reader).broken == {8}
+    reader.scheduler.finished("r")
+    assert (counted_tokens() - before).tolist() == [256, 128, 172]
+
+
+def test_a_failed_state_counts_as_failed_as_a_whole(engines: Any, tmp_path: Path) -> None:
+    for engine in hybrid_pair(engines):
+        engine.close()
+    for path in objects(tmp_path, "mamba2*"):
+        corrupt(path)
+    reader = engines(families.GRANITE, fill="zero")
+    before = counted_tokens()
+    asked = begin_hybrid(reader)
+    assert reader.receive("r").failed == {"r"}
+    assert reader.scheduler.matched_tokens(asked, 0) == (0, False)
+    reader.scheduler.finished("r")
+    assert (counted_tokens() - before).tolist() == [256, 256, 300]

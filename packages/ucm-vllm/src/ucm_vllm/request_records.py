@@ -38,6 +38,8 @@ class RequestRecord:
         """Where this attempt's tokens come from."""
         self.admitted = False
         """vLLM has taken the attempt up; until then asking again changes no account."""
+        self.retrying = False
+        """An asynchronous load failed: vLLM asks again within the same attempt."""
         self._load_pages: Sequence[int] = ()
 
     @property
@@ -51,7 +53,8 @@ class RequestRecord:
         self.loading = False
         self.trusted = True
         self.cursors.clear()
-        self.close_account()
+        if not self.retrying:
+            self.close_account()
         prompt = self.request.num_tokens
         self.account = replace(self.account, prompt_tokens=prompt, local_tokens=min(local_tokens, prompt))
 
@@ -69,17 +72,14 @@ class RequestRecord:
     def admit(self, external_tokens: int, pages: Sequence[int]) -> None:
         """VLLM counts on ``external_tokens``; ``pages`` are the engine blocks of its first group."""
         self.account = self.account.promised(external_tokens)
-        self.admitted, self._load_pages = True, pages
+        self.admitted, self.retrying, self._load_pages = True, False, pages
 
     def load_failed(self, broken: frozenset[int], *, page_tokens: int) -> None:
-        """The load failed: an asynchronous one as a whole, another one from its first broken page on.
-
-        After an asynchronous one vLLM asks again, within the same attempt.
-        """
+        """The load failed: an asynchronous one as a whole, another one from its first broken page on."""
         first = next((index for index, page in enumerate(self._load_pages) if page in broken), 0)
         kept = 0 if self.loading else first * page_tokens - self.local_tokens
         self.account = self.account.delivered(max(0, kept))
-        self.admitted = self.admitted and not self.loading
+        self.retrying = self.loading
 
     def close_account(self) -> None:
         """Count the attempt, if there was one, and begin a new account."""
