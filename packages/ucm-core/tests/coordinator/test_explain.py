@@ -90,6 +90,11 @@ def test_a_state_that_would_help_lies_on_its_grid(grid: int, wanted: int | None)
     assert (said.rows[1].refused_tokens, said.rows[1].limits) == (wanted, wanted is not None)
 
 
+def test_a_row_that_needs_nothing_serves_up_to_the_limit() -> None:
+    said = explain(table(chain("f", 16), chain("own", 16, 1)), {"f": whole(2)}, ask=Ask(1000))
+    assert lacks(said) == {"f": (32, 48, 2), "own": (992, None, None)}
+
+
 def test_nobody_is_to_blame_at_the_limit() -> None:
     said = explain(table(MLA), {"mla": whole(9)}, ask=Ask(9 * 128 + 1))
     assert (said.limiting, lacks(said)) == ((), {"mla": (1152, None, None)})

@@ -89,7 +89,7 @@ def explain(table: SpecTable, presence: Mapping[str, Presence], *, ask: Ask) -> 
     resume = resolve_rows(table, known, ask=ask, rows=cached_rows(table), cap=hit).resume_tokens
     step, limit = joint_step(table, ask.align_tokens), ask.limit_tokens(table)
     # As deep as any row reaches, and on to the next joint boundary: past that nothing new can be said.
-    depth = max((reach(source, held, limit_tokens=0) for _, source, held in rows), default=0) + step
+    depth = max((reach(source, held, limit_tokens=limit) for _, source, held in rows), default=0) + step
     candidates = candidate_positions(table, min(limit, depth), align_tokens=ask.align_tokens)
     serve = [served(source, held, candidates=candidates) for _, source, held in rows]
     deeper = (candidates > resume) & (candidates % step == 0)
