@@ -117,8 +117,8 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         ("any stage is enough", "{name: _all_of([piece[name]", "{name: _any_of([piece[name]", (SLICES,)),
         (
             "what a rank does not mention is there",
-            "np.zeros((len(presences)",
-            "np.ones((len(presences)",
+            "padded = np.zeros(",
+            "padded = np.ones(",
             (CASES,),
         ),
         ("a failed block stays", "< len(blocks)]] = False", "< len(blocks)]] = True", (CASES,)),

@@ -153,13 +153,14 @@ def test_slices_of_the_model_are_always_anded() -> None:
 
 
 def test_no_rank_holds_nothing() -> None:
-    assert combine_ranks(table(FULL), []) == {}
+    for rule in RankRule:
+        held = combine_ranks(table(chain("full", 16, rank_rule=rule)), [])
+        assert held["full"].mask.tolist() == []
 
 
-def test_ranks_of_a_stage_say_nothing_of_rows_on_another() -> None:
-    spec = table(FULL, chain("other", 16))
-    stages = [combine_ranks(spec, [{row: whole(3)}, {row: whole(2)}]) for row in ("full", "other")]
-    assert resolve_hit(spec, combine_slices(stages), request_tokens=100).resume_tokens == 32
+def test_a_stage_whose_ranks_say_nothing_holds_nothing() -> None:
+    stages = [combine_ranks(table(FULL), ranks) for ranks in ([{"full": whole(3)}], [{}, {}], [])]
+    assert resolve_hit(table(FULL), combine_slices(stages), request_tokens=100).resume_tokens == 0
 
 
 def test_a_follower_combines_as_its_source_does() -> None:

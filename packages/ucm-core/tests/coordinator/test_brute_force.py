@@ -22,7 +22,12 @@ BATCH = 1_000
 
 
 def known_of(case: Case) -> dict[str, Presence]:
-    return combine_slices([combine_ranks(case.spec, ranks) for ranks in case.slices])
+    return combine_slices([stage_of(case, ranks) for ranks in case.slices])
+
+
+def stage_of(case: Case, ranks: list[dict[str, Presence]]) -> dict[str, Presence]:
+    """What a stage holds of the rows that have layers on it."""
+    return {name: held for name, held in combine_ranks(case.spec, ranks).items() if name in ranks[0]}
 
 
 def tried(case: Case, *, followers: bool = False, **changes: object) -> Answer:

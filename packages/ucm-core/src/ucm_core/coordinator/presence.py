@@ -62,21 +62,20 @@ def combine_ranks(table: SpecTable, ranks: Sequence[Mapping[str, Presence]]) -> 
     """Return what tensor-parallel ranks hold together, per block and per position.
 
     ``intersection`` rows need every rank's piece, ``all_union`` rows any rank's copy; a follower combines as
-    its source does. A rank that does not mention a row holds nothing of it, and what no rank mentions is not
-    in the result, which is the same on every rank.
+    its source does. A rank that does not mention a row holds nothing of it. The result speaks of every cached
+    row and is the same on every rank.
     """
-    mentioned = {name for rank in ranks for name in rank}
     return {
         row.name: _combined_by(voter(table, row).rank_rule)([rank.get(row.name, ABSENT) for rank in ranks])
         for row in cached_rows(table)
-        if row.name in mentioned
     }
 
 
 def combine_slices(slices: Sequence[Mapping[str, Presence]]) -> dict[str, Presence]:
     """Return what pipeline stages or context-parallel coordinates hold together: always every slice's piece.
 
-    A slice that does not mention a row has no layer of it and is not asked.
+    A slice that does not mention a row has no layer of it and is not asked: one that holds nothing must say
+    so, as `combine_ranks` does.
     """
     names = dict.fromkeys(name for piece in slices for name in piece)
     return {name: _all_of([piece[name] for piece in slices if name in piece]) for name in names}
@@ -117,13 +116,17 @@ def _any_of(presences: Sequence[Presence]) -> Presence:
 
 
 def _all_of(presences: Sequence[Presence]) -> Presence:
+    if not presences:
+        return ABSENT
     first, *others = (piece.positions for piece in presences)
     return Presence(np.logical_and.reduce(_padded(presences)), frozenset(first).intersection(*others))
 
 
 def _padded(presences: Sequence[Presence]) -> Mask:
     """Return ``bool[len(presences), longest]``; what a shorter mask does not mention is absent."""
-    padded = np.zeros((len(presences), max(len(piece.mask) for piece in presences)), dtype=np.bool_)
+    padded = np.zeros(
+        (len(presences), max((len(piece.mask) for piece in presences), default=0)), dtype=np.bool_
+    )
     for line, piece in zip(padded, presences, strict=True):
         line[: len(piece.mask)] = piece.mask
     return padded
