@@ -8,9 +8,9 @@ import pytest
 from models import DENSE, GRAIN, HYBRID, identity_of
 from test_cache import TOKENS, fill, open_cache, resume
 
-from ucm_core.cache import retention_policies
 from ucm_core.coordinator.retention import RetentionPolicy
 from ucm_core.errors import ConfigError
+from ucm_core.opening import retention_policies
 from ucm_core.ops.config import CacheConfig
 
 

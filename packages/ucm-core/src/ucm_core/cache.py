@@ -25,11 +25,11 @@ from ucm_core.coordinator.accounts import TokenAccount
 from ucm_core.coordinator.coordinator import Coordinator, CoordinatorStatistics, Verdict
 from ucm_core.coordinator.explain import Explanation
 from ucm_core.coordinator.origins import Origins
-from ucm_core.coordinator.retention import RetentionPolicy
-from ucm_core.errors import ClosedError, ConfigError, LayoutError, SpecError, StoreError, UcmError
+from ucm_core.errors import ClosedError, LayoutError, SpecError, StoreError, UcmError
 from ucm_core.events import EventStream, Followed
 from ucm_core.flow.copy import BlockTarget, BufferBlocks
 from ucm_core.flow.ticket import ResultCode, TicketGroup
+from ucm_core.opening import check_grain, retention_policies, settings_of
 from ucm_core.ops import metrics
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.identity import ModelIdentity
@@ -138,8 +138,8 @@ class Cache:
         `ucm_core.ConfigError` for settings that contradict the table, the identity or each other, and
         `ucm_core.StoreError` for a root that is a file.
         """
-        settings = config if isinstance(config, CacheConfig) else _settings(config)
-        _check_grain(settings, table, identity)
+        settings = config if isinstance(config, CacheConfig) else settings_of(config)
+        check_grain(settings, table, identity=identity)
         retention_policies(settings, table)
         return cls(settings, table, identity=identity, plans=plan_rows(table, settings.ring_bytes))
 
@@ -482,60 +482,8 @@ def _account(verdict: Verdict) -> TokenAccount:
     return TokenAccount(prompt, local).promised(verdict.hit.new_tokens)
 
 
-def retention_policies(config: CacheConfig, table: SpecTable) -> dict[str, RetentionPolicy]:
-    """Per snapshot row of ``table`` what the settings say about its states.
-
-    Raises `ucm_core.ConfigError` for a name that is no snapshot row's and for a budget that holds no state.
-    """
-    rows = {row.name: row for row in table.snapshot_rows}
-    for name in config.retention:
-        if name != "*" and name not in rows:
-            known = ", ".join(rows) or "there are none"
-            raise ConfigError(f"setting 'retention': row {name!r} holds no states; rows that do: {known}")
-    policies = {}
-    for name, row in rows.items():
-        knobs = config.retention.get(name, config.retention.get("*"))
-        policies[name] = RetentionPolicy(**knobs.model_dump()) if knobs else RetentionPolicy()
-        budget = policies[name].budget_bytes
-        if budget is not None and budget < row.block_bytes:
-            raise ConfigError(
-                f"setting 'retention': budget_bytes = {budget} of row {name!r} holds none of its states of"
-                f" {row.block_bytes} bytes; give at least as much"
-            )
-    return policies
-
-
 def _begin_block(first_block: int | Mapping[str, int], row: str) -> int:
     begin: object = first_block.get(row, 0) if isinstance(first_block, Mapping) else first_block
     if not isinstance(begin, Integral):
         raise SpecError(f"row {row!r}: first_block is {begin!r}, which is no int")
     return int(begin)
-
-
-def _settings(config: str | os.PathLike[str] | None) -> CacheConfig:
-    if config is None:
-        return CacheConfig()
-    if not isinstance(config, str | os.PathLike):
-        raise ConfigError(
-            f"config is a {type(config).__name__}; give the root's directory,"
-            " or CacheConfig.load(...) of a mapping"
-        )
-    return CacheConfig(root=os.fspath(config))
-
-
-def _check_grain(config: CacheConfig, table: SpecTable, identity: ModelIdentity) -> None:
-    if table.digest.hex() != identity.table:
-        raise ConfigError(
-            f"the identity was made for the table {identity.table[:12]}, not for {table.digest.hex()[:12]};"
-            " make both from the same model"
-        )
-    if table.grain_tokens != identity.grain_tokens:
-        raise ConfigError(
-            f"the table has {table.grain_tokens} tokens per grain, the identity {identity.grain_tokens}"
-        )
-    asked = "grain_tokens" in config.model_fields_set
-    if asked and config.grain_tokens != table.grain_tokens:
-        raise ConfigError(
-            f"setting 'grain_tokens' = {config.grain_tokens}, but the table has {table.grain_tokens};"
-            " make the table with the same grain"
-        )

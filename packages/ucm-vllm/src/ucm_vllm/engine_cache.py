@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ucm_core.cache import Cache, retention_policies
+from ucm_core.cache import Cache
 from ucm_core.errors import ConfigError, IdentityError, StoreError, UcmError
+from ucm_core.opening import retention_policies
 from ucm_core.ops import metrics
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.checkpoint import WeightDigester

@@ -1,0 +1,67 @@
+"""What must fit together before a cache is opened; nothing here touches a file."""
+
+from __future__ import annotations
+
+import os
+
+from ucm_core.coordinator.retention import RetentionPolicy
+from ucm_core.errors import ConfigError
+from ucm_core.ops.config import CacheConfig
+from ucm_core.spec.identity import ModelIdentity
+from ucm_core.spec.table import SpecTable
+
+__all__ = ["check_grain", "retention_policies", "settings_of"]
+
+
+def settings_of(config: str | os.PathLike[str] | None) -> CacheConfig:
+    """The settings for a root's directory, None = all defaults; ConfigError for anything else."""
+    if config is None:
+        return CacheConfig()
+    if not isinstance(config, str | os.PathLike):
+        raise ConfigError(
+            f"config is a {type(config).__name__}; give the root's directory,"
+            " or CacheConfig.load(...) of a mapping"
+        )
+    return CacheConfig(root=os.fspath(config))
+
+
+def check_grain(config: CacheConfig, table: SpecTable, *, identity: ModelIdentity) -> None:
+    """Raise ConfigError where the table, the identity and the settings contradict each other."""
+    if table.digest.hex() != identity.table:
+        raise ConfigError(
+            f"the identity was made for the table {identity.table[:12]}, not for {table.digest.hex()[:12]};"
+            " make both from the same model"
+        )
+    if table.grain_tokens != identity.grain_tokens:
+        raise ConfigError(
+            f"the table has {table.grain_tokens} tokens per grain, the identity {identity.grain_tokens}"
+        )
+    asked = "grain_tokens" in config.model_fields_set
+    if asked and config.grain_tokens != table.grain_tokens:
+        raise ConfigError(
+            f"setting 'grain_tokens' = {config.grain_tokens}, but the table has {table.grain_tokens};"
+            " make the table with the same grain"
+        )
+
+
+def retention_policies(config: CacheConfig, table: SpecTable) -> dict[str, RetentionPolicy]:
+    """Per snapshot row of ``table`` what the settings say about its states.
+
+    Raises `ucm_core.ConfigError` for a name that is no snapshot row's and for a budget that holds no state.
+    """
+    rows = {row.name: row for row in table.snapshot_rows}
+    for name in config.retention:
+        if name != "*" and name not in rows:
+            known = ", ".join(rows) or "there are none"
+            raise ConfigError(f"setting 'retention': row {name!r} holds no states; rows that do: {known}")
+    policies = {}
+    for name, row in rows.items():
+        knobs = config.retention.get(name, config.retention.get("*"))
+        policies[name] = RetentionPolicy(**knobs.model_dump()) if knobs else RetentionPolicy()
+        budget = policies[name].budget_bytes
+        if budget is not None and budget < row.block_bytes:
+            raise ConfigError(
+                f"setting 'retention': budget_bytes = {budget} of row {name!r} holds none of its states of"
+                f" {row.block_bytes} bytes; give at least as much"
+            )
+    return policies
