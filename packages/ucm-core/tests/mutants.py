@@ -37,6 +37,8 @@ NOT_DEEPER = "coordinator/test_boundaries.py::test_a_rewind_never_goes_deeper_th
 SENSELESS = "coordinator/test_senseless.py"
 TO_LOAD = "coordinator/test_coordinator.py::TestWhatToLoad"
 FAILURES = "coordinator/test_coordinator.py::TestFailures"
+LATE = "coordinator/test_coordinator.py::TestAnswersOnTheirWay"
+LEASES, COMPLETIONS = "coordinator/test_leases.py", "coordinator/test_completions.py"
 RETENTION = "coordinator/test_retention.py"
 KEYS, ALL_KEYS, IDENTITY = "test_keys_cases.py", "test_keys.py", "test_identity.py"
 
@@ -127,15 +129,15 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
     "coordinator/boundaries.py": [
         (
             "ignore holes",
-            "return int(holes[0]) if len(holes) else len(blocks)",
+            "return int(np.concatenate((blocks, _HOLE)).argmin())",
             "return len(blocks)",
             (CASES,),
         ),
         ("ignore holes of windows", "(inside & (absent == 0))", "inside", (CASES,)),
         (
             "one block more than there is",
-            "end, _prefix_blocks(blocks)",
-            "end, _prefix_blocks(blocks) + 1",
+            "candidates <= prefix_blocks(blocks) * row.block_tokens",
+            "candidates <= (prefix_blocks(blocks) + 1) * row.block_tokens",
             (CASES,),
         ),
         (
@@ -205,7 +207,40 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         ("believe the directory", "if not self._confirmed(chain, hit):", "if False:", (FAILURES,)),
         ("a load does not ask the followers", ASK_FOLLOWERS_AT_LOAD, ASK_VOTERS_AT_LOAD, (TO_LOAD,)),
     ],
-    "coordinator/shelf.py": [("trust what failed to load", "self.suspects.add(keys)", "pass", (FAILURES,))],
+    "coordinator/leases.py": [
+        (
+            "a late end takes the next lease",
+            "held is None or lease not in {None, held}",
+            "held is None",
+            (LEASES,),
+        ),
+        ("leases without a bound", "part[:room]", "part", (LEASES,)),
+        ("leases for ever", ".until <= now", ".until < 0", (LEASES,)),
+        ("a replaced lease stays", 'self._strike(old, "replaced", afterwards)', "pass", (LEASES,)),
+        (
+            "release before the new one is pinned",
+            "afterwards.callback(pins.release)",
+            "pins.release()",
+            (LEASES,),
+        ),
+        ("pin after close", "{} if self._closed else keys", "keys", (LEASES,)),
+    ],
+    "coordinator/completions.py": [
+        ("report before the last job", "if attempt not in self._jobs)", "if True)", (COMPLETIONS,)),
+        ("report twice", "del self._promised[attempt]", "pass", (COMPLETIONS,)),
+    ],
+    "coordinator/lookups.py": [
+        ("a late failure overrules a save", "self._saved.get(name, 0) > moment", "False", (LATE,)),
+        (
+            "a failure is overruled by an old save",
+            "self._saved.get(name, 0) > moment",
+            "name in self._saved",
+            (LATE,),
+        ),
+    ],
+    "coordinator/shelf.py": [
+        ("trust what failed to load", "self.suspects.add(keys, moment=moment)", "pass", (FAILURES,))
+    ],
     "coordinator/retention.py": [
         ("states off the joint boundaries", "position // step * step", "position", (RETENTION,)),
     ],

@@ -42,8 +42,11 @@ True
 from __future__ import annotations
 
 from ucm_core.cache import Cache, CacheStatistics, Loaded
+from ucm_core.coordinator.attempts import Attempt
+from ucm_core.coordinator.completions import Completions
 from ucm_core.coordinator.coordinator import Coordinator, Verdict
 from ucm_core.coordinator.explain import Explanation, RowExplanation
+from ucm_core.coordinator.leases import Lease, Leases
 from ucm_core.coordinator.origins import Origin
 from ucm_core.coordinator.resolve import Hit, Presence, boundaries, coverage, resolve_hit
 from ucm_core.errors import (
@@ -73,6 +76,7 @@ from ucm_core.store.snapshot import SnapshotStore
 
 __version__ = "0.1.0"
 __all__ = [
+    "Attempt",
     "BlockSource",
     "BlockStore",
     "BlockTarget",
@@ -82,6 +86,7 @@ __all__ = [
     "CacheEvent",
     "CacheStatistics",
     "ClosedError",
+    "Completions",
     "ConfigError",
     "Coordinator",
     "EngineBlocks",
@@ -92,6 +97,8 @@ __all__ = [
     "Hit",
     "IdentityError",
     "LayoutError",
+    "Lease",
+    "Leases",
     "Level",
     "Loaded",
     "LoraIdentity",

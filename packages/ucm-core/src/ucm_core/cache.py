@@ -13,7 +13,8 @@ import os
 import secrets
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from numbers import Integral
 from types import TracebackType
 from typing import Self
@@ -22,8 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core.coordinator.accounts import TokenAccount
+from ucm_core.coordinator.attempts import Attempt
 from ucm_core.coordinator.coordinator import Coordinator, CoordinatorStatistics, Verdict
 from ucm_core.coordinator.explain import Explanation
+from ucm_core.coordinator.leases import LeasedRow, Leases, LeaseStatistics
 from ucm_core.coordinator.origins import Origins
 from ucm_core.errors import ClosedError, LayoutError, SpecError, StoreError, UcmError
 from ucm_core.events import EventStream, Followed
@@ -68,6 +71,7 @@ class CacheStatistics:
     root: RootStatistics
     rows: Mapping[str, BlockStoreStatistics]
     coordinator: CoordinatorStatistics
+    leases: LeaseStatistics
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +97,7 @@ class _Space:
     stores: Mapping[str, ObjectStore]
     seeds: Mapping[str, bytes]
     coordinator: Coordinator
+    leases: Leases
 
 
 class Cache:
@@ -250,6 +255,28 @@ class Cache:
             align_tokens=align_tokens,
         )
 
+    def lease(self, verdict: Verdict, attempt: Attempt) -> Verdict:
+        """Keep in the ring what ``verdict`` promises and the ring holds; returns the verdict with its lease.
+
+        The lease ends with the load of that verdict, the next lease of ``attempt``, with `release`, or by
+        itself after a minute. All leases of a cache keep at most three quarters of each ring.
+        """
+        return replace(verdict, lease=self._opened().leases.take(attempt, verdict.keys))
+
+    def release(self, attempt: Attempt) -> None:
+        """End the lease of ``attempt``: nothing is loaded for it. A no-op where it has none (any more)."""
+        self._space.leases.release(attempt)
+
+    def soon_tokens(self, chain: PrefixChain, verdict: Verdict) -> int:
+        """Where the request could resume a moment later, when what others are storing or reading is there.
+
+        ``verdict.hit.resume_tokens`` when nothing that limits the verdict is on its way. Ask again a limited
+        number of times: who stores it may fail.
+        """
+        space = self._opened()
+        in_flight = {row: store.in_flight for row, store in space.stores.items()}
+        return space.coordinator.soon_tokens(chain, verdict, in_flight=in_flight)
+
     def touch(self, verdict: Verdict) -> None:
         """Mark everything that ``verdict`` would load as used, in the ring and on the medium."""
         for row, keys in verdict.keys.items():
@@ -259,31 +286,32 @@ class Cache:
         """Load what ``verdict`` promises, or the deepest prefix of it that can still be loaded. Waits.
 
         Only bytes of ``chain`` come back, also for the verdict of another chain or of weights that changed
-        since. What is gone or damaged is told to the coordinator, so that the next verdict promises less.
-        Counts one request, with what the verdict promised and what came; `resolve` counts none.
+        since. What is gone or damaged is told to the coordinator, so that the next verdict promises less. The
+        verdict's lease has ended when this returns. Counts one request, with what the verdict promised and
+        what came; `resolve` counts none.
         """
         space = self._opened()
         account = _account(verdict)
-        verdict = space.coordinator.clamp(chain, verdict)  # named anew by this chain
-        while True:
-            payloads = {row: self._blank(row, len(keys)) for row, keys in verdict.keys.items()}
-            tickets = self.load_into(
-                verdict, {row: self._buffer(row, part) for row, part in payloads.items()}
-            )
-            tickets.wait()
-            failed = self._failed_units(verdict, tickets)
-            if not failed:
-                account.delivered(verdict.hit.new_tokens).count()
-                return Loaded(verdict, payloads)
-            verdict = space.coordinator.rewind(chain, verdict, failed=failed)
+        with ExitStack() as afterwards:
+            if verdict.lease is not None:
+                afterwards.callback(verdict.lease.release)
+            loaded = self._load(space, chain, space.coordinator.clamp(chain, verdict))  # named by this chain
+        account.delivered(loaded.verdict.hit.new_tokens).count()
+        return loaded
 
     def load_into(self, verdict: Verdict, targets: Mapping[str, BlockTarget]) -> TicketGroup:
-        """Begin to load the blocks ``verdict.blocks[row]`` of every row to its target; does not wait."""
+        """Begin to load the blocks ``verdict.blocks[row]`` of every row to its target; does not wait.
+
+        The verdict's lease ends when all of them have come or failed.
+        """
         space = self._opened()
         rows = verdict.keys.items()
         if lacking := [row for row in verdict.keys if row not in targets]:
             raise LayoutError(f"rows without a target: {', '.join(lacking)}; nothing was loaded")
-        return TicketGroup({row: space.stores[row].load(keys, targets[row]) for row, keys in rows})
+        tickets = TicketGroup({row: space.stores[row].load(keys, targets[row]) for row, keys in rows})
+        if verdict.lease is not None:
+            tickets.add_done_callback(verdict.lease.release)
+        return tickets
 
     def rebuild(self) -> int:
         """Learn which states the medium holds by enumerating it; the number of states known then.
@@ -326,10 +354,18 @@ class Cache:
         """A moment of this cache."""
         space = self._space
         rows = {row: store.statistics() for row, store in space.stores.items()}
-        return CacheStatistics(self.namespace, self._root.statistics(), rows, space.coordinator.statistics())
+        return CacheStatistics(
+            self.namespace,
+            self._root.statistics(),
+            rows,
+            coordinator=space.coordinator.statistics(),
+            leases=space.leases.statistics(),
+        )
 
     def check_integrity(self) -> None:
-        """Raise `ucm_core.StoreError` when books do not balance."""
+        """Raise `ucm_core.StoreError` or `ucm_core.SpecError` when books do not balance."""
+        self._space.leases.check_integrity()
+        self._space.coordinator.check_integrity()
         for store in self._space.stores.values():
             store.check_integrity()
 
@@ -340,6 +376,7 @@ class Cache:
                 return
             self._closed = True
         atexit.unregister(self.close)
+        self._space.leases.close()
         close_stores(self._space.stores)
         self._let_go()
 
@@ -358,6 +395,18 @@ class Cache:
         name = space.identity.namespace
         plans = self._plans.items() if space.identity.known and self._root.available else ()
         return Followed({row: Place(name, slug(row), plan.segment) for row, plan in plans}, space.stores)
+
+    def _load(self, space: _Space, chain: PrefixChain, verdict: Verdict) -> Loaded:
+        while True:
+            payloads = {row: self._blank(row, len(keys)) for row, keys in verdict.keys.items()}
+            tickets = self.load_into(
+                verdict, {row: self._buffer(row, part) for row, part in payloads.items()}
+            )
+            tickets.wait()
+            failed = self._failed_units(verdict, tickets)
+            if not failed:
+                return Loaded(verdict, payloads)
+            verdict = space.coordinator.rewind(chain, verdict, failed=failed)
 
     def _let_go(self) -> None:
         self._pool.close(timeout_s=30.0)
@@ -415,6 +464,7 @@ class Cache:
                 metrics.ERRORS.labels(where="generation").inc()
                 self._space = self._space_of(raised, absent_stores(self._plans))
         self._root.journal.lose()
+        old.leases.close()
         close_stores(old.stores)
         if refusal is not None:
             raise StoreError(
@@ -445,7 +495,9 @@ class Cache:
     def _space_of(self, identity: ModelIdentity, stores: Mapping[str, ObjectStore]) -> _Space:
         seeds = key_seeds(self.table, identity.digest)
         lookups = {row: store.lookup for row, store in stores.items()}
-        return _Space(identity, stores, seeds, Coordinator(self.table, lookups, seeds))
+        # never all slots: saves and loads of others must get on
+        leases = Leases({row: LeasedRow(store.pin, 3 * store.slots // 4) for row, store in stores.items()})
+        return _Space(identity, stores, seeds, Coordinator(self.table, lookups, seeds), leases)
 
     def _buffer(self, row: str, blocks: Payloads) -> BufferBlocks:
         if row not in self._plans:

@@ -294,6 +294,39 @@ class TestAnswersOnTheirWay:
         early.join(10)
         assert coordinator.verdict(request, request_tokens=1000).hit.hit_tokens == 960
 
+    @pytest.mark.parametrize("row", ["full", "state"])
+    def test_a_failure_from_before_the_save(self, row: str) -> None:
+        """The load was promised, then the object was stored anew, then the load of the old one failed."""
+        node, request = hybrid_node()
+        verdict = node.coordinator.verdict(request, request_tokens=1000)
+        keys = verdict.keys[row][-1:]
+        node.coordinator.saved(row, keys)
+        node.coordinator.failed(row, keys, moment=verdict.moment)
+        assert node.coordinator.verdict(request, request_tokens=1000).hit == verdict.hit
+        units = {row: [768 if row == "state" else 11]}
+        assert node.coordinator.rewind(request, verdict, failed=units).hit == verdict.hit
+
+    @pytest.mark.parametrize("row", ["full", "state"])
+    def test_a_failure_of_what_was_saved_last(self, row: str) -> None:
+        node, request = hybrid_node()
+        node.coordinator.saved(row, node.keys(request, row, [768]))
+        verdict = node.coordinator.verdict(request, request_tokens=1000)
+        units = {row: [768 if row == "state" else 11]}
+        assert node.coordinator.rewind(request, verdict, failed=units).hit.resume_tokens == 256
+        assert node.coordinator.verdict(request, request_tokens=1000).hit.resume_tokens == 256
+
+    def test_saves_are_remembered_in_bounded_number(self) -> None:
+        """What was forgotten counts as old: its failure is believed."""
+        node, request = Node(HYBRID, CoordinatorLimits(suspects=2)), chain_of(HYBRID, 1000)
+        node.store(request, {"full": whole(15), "window": whole(15), "state": states(768)})
+        verdict = node.coordinator.verdict(request, request_tokens=1000)
+        node.coordinator.saved("full", verdict.keys["full"])
+        node.coordinator.check_integrity()
+        node.coordinator.failed("full", verdict.keys["full"][-1:], moment=verdict.moment)
+        assert node.coordinator.verdict(request, request_tokens=1000).hit.hit_tokens == 960
+        node.coordinator.failed("full", verdict.keys["full"][:1], moment=verdict.moment)
+        assert node.coordinator.verdict(request, request_tokens=1000).hit.hit_tokens == 0
+
 
 class TestTheSavePath:
     """`missing` says what still has to be stored."""

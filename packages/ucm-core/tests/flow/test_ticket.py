@@ -204,3 +204,22 @@ def test_a_group_waits_no_longer_than_asked_in_all() -> None:
     before = time.monotonic()
     assert not group.wait(0.05)
     assert time.monotonic() - before < 2.0
+
+
+def test_a_group_calls_back_once_when_all_rows_are_done() -> None:
+    tickets = {name: Ticket(2, durable=False) for name in "ab"}
+    called: list[bool] = []
+    group = TicketGroup(tickets)
+    group.add_done_callback(lambda: called.append(group.wait(0)))
+    tickets["a"].settle([0, 1], ResultCode.OK)
+    tickets["b"].settle([0], ResultCode.MISS)
+    assert called == []
+    tickets["b"].settle([1], ResultCode.OK)
+    assert called == [True]
+
+
+@pytest.mark.parametrize("rows", [[], ["a"], ["a", "b"]])
+def test_a_group_that_is_done_calls_back_at_once(rows: list[str]) -> None:
+    called: list[int] = []
+    TicketGroup({row: Ticket(0, durable=False) for row in rows}).add_done_callback(lambda: called.append(1))
+    assert called == [1]

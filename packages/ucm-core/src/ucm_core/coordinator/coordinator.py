@@ -7,6 +7,8 @@ makes it say more.
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +19,11 @@ import numpy.typing as npt
 
 from ucm_core.coordinator.checkpoints import Checkpoints, CheckpointStatistics
 from ucm_core.coordinator.explain import Explanation, explain
+from ucm_core.coordinator.leases import Lease
 from ucm_core.coordinator.lookups import Clock, Keys, Lookup, LookupStatistics, RowLookup, Suspects
 from ucm_core.coordinator.resolve import Ask, Hit, cached_rows, resolve_rows, voter, voters, with_local
 from ucm_core.coordinator.shelf import Shelf
+from ucm_core.coordinator.soon import Soon
 from ucm_core.coordinator.survey import Survey
 from ucm_core.errors import SpecError
 from ucm_core.spec.keys import PrefixChain
@@ -45,7 +49,11 @@ class CoordinatorLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
-    """Where a request resumes and what must be loaded for it. Holds no pins: a load may still fail."""
+    """Where a request resumes and what must be loaded for it.
+
+    What is only on a medium may still vanish, and without a lease what is in the ring may too: then the load
+    says so, and the next verdict is shorter.
+    """
 
     hit: Hit
     """The answer in tokens."""
@@ -55,6 +63,10 @@ class Verdict:
     part."""
     keys: Mapping[str, Keys] = field(repr=False)
     """Per cached row the object keys of ``blocks``, ``uint8[len(blocks[row]), 32]``."""
+    moment: int = 0
+    """Counts the saves that were known when it was given: what was saved later is newer than its failures."""
+    lease: Lease | None = field(default=None, repr=False)
+    """What keeps it in the ring; None: nothing does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +113,8 @@ class Coordinator:
             for row in cached_rows(table)
         }
         self._verdicts = self._hits = self._hit_tokens = 0
+        self._moments = itertools.count(1)
+        self._moment = 0
 
     def verdict(
         self,
@@ -150,20 +164,35 @@ class Coordinator:
         """Return where all rows resume together after units of ``verdict`` failed to load.
 
         ``failed`` names blocks of chain rows and followers, and positions of snapshot rows. They are suspects
-        from now on, so the next verdict of any request avoids them as well.
+        from now on, so the next verdict of any request avoids them as well; not so what was saved again since
+        ``verdict`` was given, which may be loaded once more.
         """
         for name, units in failed.items():
             shelf = self._shelf(name)
-            shelf.failed(shelf.keys(chain, shelf.unit_ends(sorted(units))))
+            shelf.failed(shelf.keys(chain, shelf.unit_ends(sorted(units))), moment=verdict.moment)
         return self._answer(chain, verdict.hit.ask, cached_rows(self.table), cap=verdict.hit)
 
-    def failed(self, row_name: str, keys: Keys) -> None:
-        """Note that ``keys`` (``uint8[n, 32]``) of a row did not load: absent until saved or a time limit."""
-        self._shelf(row_name).failed(keys)
+    def soon_tokens(self, chain: PrefixChain, verdict: Verdict, *, in_flight: Mapping[str, Lookup]) -> int:
+        """Return where the request could resume once what is in flight is there; see `Soon.tokens`.
+
+        ``in_flight`` has for voting rows which keys are on their way into a ring. More than
+        ``verdict.hit.resume_tokens`` means "not yet": an adapter that can ask again may do so, a limited
+        number of times.
+        """
+        return Soon(self.table, self._shelves, in_flight).tokens(chain, verdict.hit)
+
+    def failed(self, row_name: str, keys: Keys, *, moment: float = math.inf) -> None:
+        """Note that ``keys`` (``uint8[n, 32]``) of a row did not load: absent until saved or a time limit.
+
+        ``moment`` is that of the verdict whose load it was; without it no save is newer than the failure.
+        """
+        self._shelf(row_name).failed(keys, moment=moment)
 
     def saved(self, row_name: str, keys: Keys) -> None:
         """Note that ``keys`` of a row were stored: suspects are cleared, states enter the directory."""
-        self._shelf(row_name).saved(keys)
+        shelf = self._shelf(row_name)
+        self._moment = moment = next(self._moments)
+        shelf.saved(keys, moment=moment)
 
     def rebuild(self, row_name: str, slices: Iterable[Keys]) -> int:
         """Fill a snapshot row's directory from an enumeration of its store; see `Checkpoints.rebuild`."""
@@ -223,13 +252,14 @@ class Coordinator:
         self, chain: PrefixChain, ask: Ask, rows: Sequence[SpecRow], *, cap: Hit | None = None
     ) -> Verdict:
         self._check_grain(chain)
+        moment = self._moment  # before the stores are asked
         hit = self._resolve(chain, ask, rows, cap, remembered=True)
         if not self._confirmed(chain, hit):
             hit = self._resolve(chain, ask, rows, cap, remembered=False)
         self._verdicts += 1
         self._hits += hit.new_tokens > 0
         self._hit_tokens += hit.new_tokens
-        return self._to_load(chain, hit)
+        return self._to_load(chain, hit, moment)
 
     def _check_grain(self, chain: PrefixChain) -> None:
         if chain.grain_tokens != self.table.grain_tokens:
@@ -253,7 +283,7 @@ class Coordinator:
         at = np.array([hit.resume_tokens], dtype=np.int64)
         return all(bool(shelf.states(shelf.keys(chain, at), remembered=False).all()) for shelf in shelves)
 
-    def _to_load(self, chain: PrefixChain, hit: Hit) -> Verdict:
+    def _to_load(self, chain: PrefixChain, hit: Hit, moment: int) -> Verdict:
         local = min(hit.ask.local_tokens, hit.ask.request_tokens)
         blocks = {}
         for row in cached_rows(self.table):
@@ -264,7 +294,7 @@ class Coordinator:
             name: self.keys(chain, name, begin_block=span.start, end_block=span.stop)
             for name, span in blocks.items()
         }
-        return Verdict(hit, blocks, keys)
+        return Verdict(hit, blocks, keys, moment)
 
 
 def _shelf(row: SpecRow, seed: bytes, lookup: Lookup, limits: CoordinatorLimits, clock: Clock) -> Shelf:

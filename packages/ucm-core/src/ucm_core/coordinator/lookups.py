@@ -3,12 +3,14 @@
 A failed load changes the next verdict: its keys are *suspects*, absent in every answer until they are saved
 again or until a time limit has passed (the medium may have healed by itself). An answer that was on its way
 when a key became suspect is filtered too, because suspects are applied after the store has spoken. Nothing
-absent is ever remembered, so a late "absent" cannot hide a later save.
+absent is ever remembered, so a late "absent" cannot hide a later save; and a load that fails late says
+nothing about what was saved since it was promised.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -54,22 +56,30 @@ class Suspects:
         self._lock = threading.Lock()
         # Name -> time of expiry. A renewed suspect moves to the end, so expiries ascend.
         self._until: OrderedDict[bytes, float] = OrderedDict()
+        # Name -> moment of its last save, the oldest first: the generation of what is known of a key.
+        self._saved: OrderedDict[bytes, int] = OrderedDict()
 
-    def add(self, keys: Keys) -> None:
-        """Distrust ``keys`` from now on."""
+    def add(self, keys: Keys, *, moment: float = math.inf) -> None:
+        """Distrust ``keys`` from now on, but for those that were saved after ``moment``."""
         with self._lock:
             until = self._clock() + self._limit_s
             for name in names_of(keys):
+                if self._saved.get(name, 0) > moment:
+                    continue
                 self._until[name] = until
                 self._until.move_to_end(name)
             while len(self._until) > self._capacity:
                 self._until.popitem(last=False)
 
-    def clear(self, keys: Keys) -> None:
-        """Trust ``keys`` again: they were saved anew."""
+    def clear(self, keys: Keys, *, moment: int) -> None:
+        """Trust ``keys`` again: they were saved anew, at ``moment``."""
         with self._lock:
-            for name in names_of(keys) if self._until else ():
+            for name in names_of(keys):
                 self._until.pop(name, None)
+                self._saved[name] = moment
+                self._saved.move_to_end(name)
+            while len(self._saved) > self._capacity:
+                self._saved.popitem(last=False)
 
     def among(self, keys: Keys) -> Mask:
         """Return which of ``keys`` are suspects now, ``bool[n]``."""
@@ -87,8 +97,8 @@ class Suspects:
     def check_integrity(self) -> None:
         """Raise SpecError when the bound or the order of expiries does not hold."""
         with self._lock:
-            expiries = list(self._until.values())
-        if len(expiries) > self._capacity or expiries != sorted(expiries):
+            expiries, saves = list(self._until.values()), len(self._saved)
+        if max(len(expiries), saves) > self._capacity or expiries != sorted(expiries):
             raise SpecError(
                 f"{len(expiries)} suspects out of order or above the capacity of {self._capacity}"
             )

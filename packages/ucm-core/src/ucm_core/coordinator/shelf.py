@@ -88,15 +88,15 @@ class Shelf:
             return Presence(positions=frozenset(ends[there].tolist()))
         return Presence(there)
 
-    def failed(self, keys: Keys) -> None:
-        """Distrust ``keys``."""
-        self.suspects.add(keys)
+    def failed(self, keys: Keys, *, moment: float) -> None:
+        """Distrust what was not saved after ``moment``."""
+        self.suspects.add(keys, moment=moment)
         if self.checkpoints is not None:
             self.checkpoints.remove(keys)
 
-    def saved(self, keys: Keys) -> None:
+    def saved(self, keys: Keys, *, moment: int) -> None:
         """Trust ``keys`` again, and know their states."""
-        self.suspects.clear(keys)
+        self.suspects.clear(keys, moment=moment)
         if self.checkpoints is not None:
             self.checkpoints.register(keys)
 

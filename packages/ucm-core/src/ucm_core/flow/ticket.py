@@ -251,6 +251,22 @@ class TicketGroup:
         """The level that every object has reached."""
         return min((ticket.level for ticket in self.rows.values()), default=Level.SYNCED)
 
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` once when every object of every row has its code; see `Ticket`'s."""
+        lock, open_rows = threading.Lock(), set(self.rows)
+
+        def end(row: str) -> None:
+            with lock:
+                open_rows.discard(row)
+                last = not open_rows
+            if last:
+                callback()
+
+        if not open_rows:
+            callback()
+        for row, ticket in self.rows.items():
+            ticket.add_done_callback(lambda _, row=row: end(row))  # type: ignore[misc]
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every object has its code, at most ``timeout_s`` in all; see `Ticket.wait`."""
         return self._each(lambda ticket, left_s: ticket.wait(left_s), timeout_s)

@@ -23,6 +23,10 @@ class ObjectStore(Protocol):
     def geometry(self) -> Geometry:
         """Shards and bytes of every object."""
 
+    @property
+    def slots(self) -> int:
+        """Objects that the ring has room for."""
+
     def lookup(self, keys: Keys) -> Mask:
         """Which of the keys are there."""
 
@@ -43,6 +47,9 @@ class ObjectStore(Protocol):
 
     def pin(self, keys: Keys) -> Pins:
         """Keep objects in the ring."""
+
+    def in_flight(self, keys: Keys) -> Mask:
+        """Which of the keys are on their way into the ring."""
 
     def pinned_names(self) -> frozenset[bytes]:
         """Keys that this process holds in the ring."""
@@ -72,6 +79,8 @@ class AbsentStore:
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
         """Shards and bytes of the objects that are not kept."""
+        self.slots = 0
+        """No room."""
 
     def lookup(self, keys: Keys) -> Mask:
         """All absent."""
@@ -106,6 +115,10 @@ class AbsentStore:
     def pin(self, keys: Keys) -> Pins:
         """Nothing is kept."""
         return Pins(keys[:0], PinBook(), lambda: None)
+
+    def in_flight(self, keys: Keys) -> Mask:
+        """None."""
+        return np.zeros(len(keys), dtype=np.bool_)
 
     def pinned_names(self) -> frozenset[bytes]:
         """None."""

@@ -76,6 +76,11 @@ class BlockStore:
         """Shards and bytes of every object of this store."""
         return self._tiers.files.geometry
 
+    @property
+    def slots(self) -> int:
+        """Objects that its ring has room for."""
+        return self._tiers.ring.slots
+
     def lookup(self, keys: Keys) -> Mask:
         """``bool[n]``: True where the ring holds the object, or a whole file is there."""
         with self._work.entered() as entered:
@@ -140,6 +145,19 @@ class BlockStore:
             ready = claims.outcome == Outcome.READY
             self._tiers.ring.release(claims.slots[(claims.slots >= 0) & ~ready])
             return Pins(keys[ready], self._pinned, partial(self._unpin, claims.slots[ready]))
+
+    def in_flight(self, keys: Keys) -> Mask:
+        """``bool[n]``: True where somebody fills the ring's slot now, from an engine's memory or a file.
+
+        An owner that died counts until somebody waits for its slot: ask a limited number of times.
+        """
+        with self._work.entered() as entered:
+            if not entered or not len(keys):
+                return np.zeros(len(keys), dtype=np.bool_)
+            claims = self._tiers.ring.pin(keys)
+            self._tiers.ring.release(claims.slots[claims.slots >= 0])
+            loading: Mask = claims.outcome == Outcome.LOADING
+            return loading
 
     def pinned_names(self) -> frozenset[bytes]:
         """Keys (32 bytes) that this process holds in the ring: pinned, or on their way to a file."""

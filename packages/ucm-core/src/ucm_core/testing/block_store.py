@@ -237,6 +237,15 @@ class BlockStoreTests:
             pins.release()
         assert store.statistics().pins == 0
 
+    def test_what_is_being_filled_is_in_flight(self, store: BlockStore) -> None:
+        self.save(store, 1)
+        donation = store.reserve(keys_of(2)[0])
+        assert donation is not None
+        assert store.in_flight(keys_of(1, 2, 3)).tolist() == [False, True, False]
+        assert not store.lookup(keys_of(2))[0]
+        donation.abort()
+        assert not store.in_flight(keys_of(1, 2, 3)).any()
+
     def test_a_closed_store_misses_and_cancels(self, store: BlockStore) -> None:
         self.save(store, 1)
         store.close()
@@ -250,6 +259,7 @@ class BlockStoreTests:
         ):
             assert ticket.wait(0)
             assert ticket.object_results.tolist() == [ResultCode.CANCELLED]
+        assert not store.in_flight(keys_of(1))[0]
         store.touch(keys_of(1))
         store.drop(keys_of(1))
 
