@@ -6,6 +6,9 @@ bytes) and the scheduler (block tables written by the test).
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +23,9 @@ from vllm.v1.core.sched.output import (
 )
 from vllm.v1.request import Request
 
+from ucm_core.coordinator.attempts import Attempt
 from ucm_core.coordinator.coordinator import Coordinator
+from ucm_core.coordinator.leases import LeasedRow, Leases
 from ucm_core.coordinator.retention import DEFAULT, RetentionPolicy
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.keys import row_seed
@@ -49,6 +54,9 @@ class KeysOnly:
         lookups = {row.name: self._lookup(row.name) for row in table.rows}
         seeds = {row.name: row_seed(identity.digest, row.name) for row in table.rows}
         self.coordinator = Coordinator(table, lookups, seeds)
+        self.pins: Counter[str] = Counter()
+        """Objects pinned now, by row."""
+        self.leases = Leases({row.name: LeasedRow(self._pin(row.name), 1000) for row in table.rows})
 
     @property
     def namespace(self) -> str:
@@ -62,6 +70,12 @@ class KeysOnly:
     def touch(self, verdict: Any) -> None:
         """The double keeps no age."""
 
+    def lease(self, verdict: Any, use: Attempt) -> Any:
+        return replace(verdict, lease=self.leases.take(use, verdict.keys))
+
+    def release(self, use: Attempt) -> None:
+        self.leases.release(use)
+
     def keep(self, transfer: RowTransfer) -> None:
         """What a worker does with a save, without bytes."""
         self.present[transfer.row] |= {key.tobytes() for key in transfer.keys}
@@ -72,6 +86,13 @@ class KeysOnly:
 
     def _lookup(self, row: str) -> Any:
         return lambda keys: np.array([key.tobytes() in self.present[row] for key in keys], dtype=np.bool_)
+
+    def _pin(self, row: str) -> Any:
+        def pin(keys: np.ndarray) -> Any:
+            self.pins[row] += len(keys)
+            return SimpleNamespace(keys=keys, release=lambda: self.pins.subtract({row: len(keys)}))
+
+        return pin
 
 
 class KeysOnlyEngine:
@@ -87,12 +108,16 @@ class KeysOnlyEngine:
         return IDENTITY if self.current is None else self.current.identity
 
     def weights_changed(self) -> bool:
+        if self.current is not None:
+            self.current.leases.close()
         self.current = KeysOnly(
             self._table, self.identity.with_generation(self.identity.generation + 1, "secret")
         )
         return True
 
     def close(self) -> None:
+        if self.current is not None:
+            self.current.leases.close()
         self.current = None
 
 
@@ -132,6 +157,17 @@ class Engine:
             for transfer in save.rows:
                 self.keys.keep(transfer)
         return plan
+
+
+def balanced(engine: Engine) -> Iterator[Engine]:
+    """For a fixture: afterwards nothing is remembered or pinned, once all requests have ended."""
+    yield engine
+    for request_id in list(engine.half._records._records):
+        engine.half.finished(request_id)
+    assert engine.half.request_count == 0
+    if engine.cache.current is not None:
+        engine.keys.leases.check_integrity()
+        assert not +engine.keys.pins
 
 
 def scheduler_output(scheduled: Any, offers: dict[str, list[tuple[int, int, int]]]) -> SchedulerOutput:

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
+from ucm_core.coordinator.attempts import Attempt
 from ucm_vllm.metadata import FailedLoad, LoadPlan, RowTransfer, StepPlan, WorkerReport
 
 PIECES = np.array([[0, 0, 7, 0, 64], [1, 0, 7, 64, 64], [2, 0, 0, 0, 64], [2, 0, 9, 0, 64]], dtype=np.int64)
@@ -60,6 +61,12 @@ def test_reports_of_two_workers_are_one() -> None:
     both = left.merged(right)
     assert (both.namespace, both.failures, both.dropped, both.broken_pages) == ("ns", 3, {"x"}, {4})
     assert (len(both.failed), len(both.stored)) == (1, 1)
+
+
+def test_a_load_that_ended_anywhere_has_ended() -> None:
+    left, right = (WorkerReport("ns", ended=frozenset({Attempt("r", use)})) for use in (1, 2))
+    assert left.merged(right).ended == {Attempt("r", 1), Attempt("r", 2)}
+    assert LoadPlan("r", (), asynchronous=True, generation=2).use == Attempt("r", 2)
 
 
 def test_workers_in_different_namespaces_are_not_ready() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 pytest.importorskip("vllm")
 
 import families
-from engine_doubles import IDENTITY, Engine, request, saved
+from engine_doubles import IDENTITY, Engine, balanced, request, saved
 from halves import kind
 
 from ucm_core.errors import IdentityError
@@ -25,13 +26,13 @@ def spec_of(model: families.TinyModel, align: int = 128) -> EngineSpec:
 
 
 @pytest.fixture
-def dense() -> Engine:
-    return Engine(spec_of(families.DENSE))
+def dense() -> Iterator[Engine]:
+    yield from balanced(Engine(spec_of(families.DENSE)))
 
 
 @pytest.fixture
-def hybrid() -> Engine:
-    return Engine(spec_of(families.GRANITE))
+def hybrid() -> Iterator[Engine]:
+    yield from balanced(Engine(spec_of(families.GRANITE)))
 
 
 def store_prompt(engine: Engine, tokens: int, tables: tuple[list[int], ...], **more: Any) -> None:

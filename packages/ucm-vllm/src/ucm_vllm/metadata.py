@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ucm_core.coordinator.attempts import Attempt
 from ucm_core.spec.identity import ModelIdentity
 from ucm_vllm.block_tables import NULL_PAGE, PAGE, PAYLOAD, Mask
 
@@ -45,6 +46,13 @@ class LoadPlan:
     """False: before the forward of this very step. True: reported as received when it is there."""
     possible: bool = True
     """False when vLLM resumes where nothing can be served: every block is reported as failed."""
+    generation: int = 0
+    """Which use of the request's id it belongs to; 0: of a request that is not known."""
+
+    @property
+    def use(self) -> Attempt:
+        """What leases are kept by."""
+        return Attempt(self.request_id, self.generation)
 
     def pages(self) -> set[int]:
         """Every engine block that the load would write."""
@@ -99,6 +107,8 @@ class WorkerReport:
     """Engine blocks that a synchronous load could not fill: garbage until they are written again."""
     dropped: frozenset[str] = frozenset()
     """Requests whose planned saves were not carried out."""
+    ended: frozenset[Attempt] = frozenset()
+    """Uses of requests whose load has ended since the last report, well or not."""
     stored: tuple[tuple[str, Keys], ...] = ()
     """(row, keys) of objects that a save brought to the store since the last report."""
     failures: int = 0
@@ -115,6 +125,7 @@ class WorkerReport:
             failed=self.failed + other.failed,
             broken_pages=self.broken_pages | other.broken_pages,
             dropped=self.dropped | other.dropped,
+            ended=self.ended | other.ended,
             stored=self.stored + other.stored,
             failures=max(self.failures, other.failures),
         )

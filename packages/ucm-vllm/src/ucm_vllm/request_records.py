@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ucm_core.coordinator.accounts import TokenAccount
+from ucm_core.coordinator.attempts import Attempt
 from ucm_core.spec.keys import PrefixChain
 from ucm_vllm.request_identity import RequestIdentities
 
@@ -17,9 +19,11 @@ MAX_LOAD_ATTEMPTS = 2
 class RequestRecord:
     """One request from its arrival to its end; an attempt begins whenever vLLM asks for it from token 0."""
 
-    def __init__(self, request: Any, chain: PrefixChain | None) -> None:
+    def __init__(self, request: Any, chain: PrefixChain | None, *, generation: int = 0) -> None:
         self.request = request
         """``vllm.v1.request.Request``."""
+        self.use = Attempt(request.request_id, generation)
+        """Names this use of the request's id in the ledger of leases."""
         self.chain = chain
         """None: not cacheable."""
         self.local_tokens = 0
@@ -107,6 +111,7 @@ class RequestRecords:
         self._identities = identities
         self._grain_tokens = grain_tokens
         self._records: dict[str, RequestRecord] = {}
+        self._generations = itertools.count(1)
         self._distrusts_local = False
 
     def __len__(self) -> int:
@@ -121,7 +126,9 @@ class RequestRecords:
         record = self._records.get(request.request_id)
         if record is None or record.request is not request:
             self.finish(request.request_id)
-            record = self._records[request.request_id] = RequestRecord(request, None)
+            record = self._records[request.request_id] = RequestRecord(
+                request, None, generation=next(self._generations)
+            )
         if record.chain is None:
             record.chain = self._chain(request)
         record.begin_attempt(local_tokens)

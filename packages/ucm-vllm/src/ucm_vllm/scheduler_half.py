@@ -6,6 +6,8 @@ The order within one step of vLLM::
     plan_step                          once: loads of this step, saves of what this step completes
     take_report                        once, after the workers
 
+What is promised is leased: pinned in the host ring from `matched_tokens` until the workers report the end of
+the load, or until nothing will be loaded for the request.
 Nothing here moves bytes. Nothing here promises what it did not just look up.
 """
 
@@ -78,21 +80,36 @@ class SchedulerHalf:
 
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int, bool]:
         """(tokens that can be loaded past ``local_tokens``, asynchronously?); (0, False) in any doubt."""
+        self._let_go(request.request_id, unless=request)
         record = self._records.attempt(request, local_tokens)
-        cache = self._cache.current
-        chain = record.chain_to(request.num_tokens)
+        new_tokens = self._promise(record)
+        if new_tokens > 0:
+            return new_tokens, self._spec.loads_asynchronously
+        self._let_go(request.request_id)
+        return 0, False
+
+    def _promise(self, record: RequestRecord) -> int:
+        """Tokens that can be loaded for the request, which are leased from now on; 0 in any doubt."""
+        cache, request_tokens = self._cache.current, record.request.num_tokens
+        chain = record.chain_to(request_tokens)
         if (
             cache is None
             or chain is None
             or not (self._worker_ready and self._loads_allowed and record.may_load)
         ):
-            return 0, False
-        verdict = self._verdict(cache, chain, request.num_tokens, local_tokens=local_tokens)
+            return 0
+        verdict = self._verdict(cache, chain, request_tokens, local_tokens=record.local_tokens)
         if record.common_tokens is None:
-            served = max(verdict.hit.resume_tokens, local_tokens)
+            served = max(verdict.hit.resume_tokens, record.local_tokens)
             record.common_tokens = self._retention.see(chain, served_tokens=served)
-        new_tokens = verdict.hit.new_tokens
-        return (new_tokens, self._spec.loads_asynchronously) if new_tokens > 0 else (0, False)
+        cache.lease(verdict, record.use)
+        return verdict.hit.new_tokens
+
+    def _let_go(self, request_id: str, *, unless: Any = None) -> None:
+        """End the lease of a request, if it is known and is not that of ``unless``."""
+        record, cache = self._records.get(request_id), self._cache.current
+        if record is not None and cache is not None and record.request is not unless:
+            cache.release(record.use)
 
     def allocated(self, request: Any, tables: Tables, *, external_tokens: int) -> None:
         """Plan the load of exactly ``external_tokens``, which may be fewer than promised, or 0."""
@@ -101,6 +118,7 @@ class SchedulerHalf:
             self._loads.append(self._load_plan(request, record, tables, external_tokens=external_tokens))
         elif record is not None:
             record.end_load()  # vLLM's second call, after an asynchronous load that came
+            self._let_go(request.request_id)
         if record is not None:
             self._admit(record, tables, external_tokens)
 
@@ -142,6 +160,9 @@ class SchedulerHalf:
         # only now: a worker saves again once it hears that its failures are known
         self._failures_seen = max(self._failures_seen, report.failures)
         cache = self._cache.current
+        for use in report.ended:
+            if cache is not None:
+                cache.release(use)
         for row, keys in report.stored:
             if cache is not None:
                 cache.coordinator.saved(row, keys)
@@ -157,6 +178,7 @@ class SchedulerHalf:
 
     def finished(self, request_id: str) -> None:
         """Count and forget the request; a load of it that still runs is the worker's to report."""
+        self._let_go(request_id)
         self._records.finish(request_id)
 
     def reset(self, *, local_is_empty: bool = False) -> bool:
@@ -207,14 +229,16 @@ class SchedulerHalf:
         """Exactly [local, resume); reported as failed when some row cannot serve ``resume``."""
         asynchronous, transfers = self._spec.loads_asynchronously, None
         begin, end = 0, request.num_tokens  # where it is not known what vLLM holds: all that it may hold
+        generation = 0
         if record is not None:
             begin, end = record.local_tokens, record.local_tokens + external_tokens
             record.begin_load(asynchronous=asynchronous)
+            generation = record.use.generation
             transfers = self._transfers(record, tables, end)
         possible = transfers is not None
         if transfers is None:
             transfers = self._planner.range_of(begin_tokens=begin, end_tokens=end, tables=tables)
-        return LoadPlan(request.request_id, transfers, asynchronous, possible)
+        return LoadPlan(request.request_id, transfers, asynchronous, possible=possible, generation=generation)
 
     @guarded("load_plan", lambda: None)
     def _transfers(
@@ -228,6 +252,7 @@ class SchedulerHalf:
         verdict = self._verdict(cache, chain, asked, local_tokens=record.local_tokens)
         if verdict.hit.resume_tokens != resume_tokens:
             return None
+        cache.lease(verdict, record.use)
         cache.touch(verdict)
         for row in self._spec.table.snapshot_rows:
             self._has_room(cache, row, verdict.keys[row.name])

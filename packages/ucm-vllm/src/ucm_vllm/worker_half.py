@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ucm_core.cache import Cache
+from ucm_core.coordinator.attempts import Attempt
 from ucm_core.flow.copy import EngineBlocks
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.spec.layout import EngineLayout
@@ -236,6 +237,7 @@ class WorkerHalf:
         if not failed and load.namespace != namespace:
             failed = [load.nothing()]
         self._news.failed += failed
+        self._news.ended.add(load.plan.use)
         if failed:
             rows = ", ".join(sorted({each.row for each in failed if each.row}))
             border.complaints.say(
@@ -285,20 +287,22 @@ class _News:
     def __init__(self) -> None:
         self.failed: list[FailedLoad] = []
         self.dropped: set[str] = set()
+        self.ended: set[Attempt] = set()
         self.stored: list[tuple[str, Keys]] = []
         self.broken_pages: set[int] = set()
         self._told: tuple[str | None, int] = (None, 0)
 
     def take(self, namespace: str | None, failures: int) -> WorkerReport | None:
         """The report, or None when it would say nothing new."""
-        nothing_new = not (self.failed or self.dropped or self.stored) and self._told == (namespace, failures)
-        if nothing_new:
+        news = self.failed or self.dropped or self.stored or self.ended
+        if not news and self._told == (namespace, failures):
             return None
         report = WorkerReport(
             namespace=namespace,
             failed=tuple(self.failed),
             broken_pages=frozenset(self.broken_pages),
             dropped=frozenset(self.dropped),
+            ended=frozenset(self.ended),
             stored=tuple(self.stored),
             failures=failures,
         )
