@@ -1,4 +1,4 @@
-"""What a verdict costs: in the ring, on files alone, per row and block, and beside the engine's own cache.
+"""What a verdict costs: in the ring, on files alone, per row and block, and beside neighbours.
 
 All figures start from ids: the prefix is hashed before (`bench_keys` measures that).
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.frame import Figure, processor_s, side_by_side, within
-from benchmarks.peers import vllm_block_pool
+from benchmarks.peers import PEERS
 from ucm_core import (
     Cache,
     CacheConfig,
@@ -89,24 +89,27 @@ def in_the_ring(row_count: int) -> Iterator[Figure]:
             rounds=99,
             clock=processor_s,
         )
-        yield from beside_the_engine(what, cache, chain)
+        yield from beside_neighbours(what, cache, chain)
 
 
-def beside_the_engine(what: str, cache: Cache, chain: PrefixChain) -> Iterator[Figure]:
-    """The engine's own prefix cache asked for as many blocks per row, where it is installed."""
+def beside_neighbours(what: str, cache: Cache, chain: PrefixChain) -> Iterator[Figure]:
+    """Neighbours that are installed, asked for as many ids."""
     row_count = len(cache.table.rows)
-    peer = vllm_block_pool(chain.digests, row_count)
-    if peer is None:
-        print("  (vLLM is not installed: its figure is left out)")
-        return
-    yield side_by_side(
-        what,
-        lambda: cache.coordinator.verdict(chain, request_tokens=chain.token_count + 1),
-        peer="vLLM's block pool asked for the same ids",
-        peer_call=peer,
-        limit=2.0,
-        rounds=99,
-    )
+    for name, make in PEERS.items():
+        try:
+            ask = make(chain.digests, row_count)
+        except ImportError as error:
+            print(f"{name}: not compared, it is not installed here ({error})", flush=True)
+            continue
+        assert ask() == row_count * BLOCKS
+        yield side_by_side(
+            what,
+            lambda: cache.coordinator.verdict(chain, request_tokens=chain.token_count + 1),
+            peer=f"{name} asked for the same ids",
+            peer_call=ask,
+            limit=1.0,
+            rounds=29,
+        )
 
 
 def on_files() -> Iterator[Figure]:

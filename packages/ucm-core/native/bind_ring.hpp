@@ -61,6 +61,19 @@ struct Working {
   ucm::Ring::Use use;
 };
 
+// What calls share that only look at slots and wait for nothing. A short one keeps the GIL: to get it back behind
+// a busy thread takes up to Python's switch interval, 5 ms, far longer than the call.
+struct Glance {
+  static constexpr size_t kShort = 4096;  // keys; below half a millisecond even when every slot is a cache miss
+
+  Glance(const ucm::Ring &ring, size_t count) {
+    if (count > kShort) released.emplace();
+    use.emplace(ring);
+  }
+  std::optional<nb::gil_scoped_release> released;
+  std::optional<ucm::Ring::Use> use;
+};
+
 inline Claims unzip(const std::vector<ucm::Ring::Claim> &claims) {
   Output<int32_t> slots(claims.size());
   Output<uint8_t> outcomes(claims.size());
@@ -86,7 +99,7 @@ inline Claims claim(ucm::Ring &ring, KeyRows keys) {
 inline Claims pin(ucm::Ring &ring, KeyRows keys) {
   std::vector<ucm::Ring::Claim> claims(keys.shape(0));
   {
-    Working working(ring);
+    const Glance glance(ring, keys.shape(0));
     for (size_t i = 0; i < claims.size(); ++i) claims[i] = ring.pin(ucm::Key::from(keys.data() + 32 * i));
   }
   return unzip(claims);
@@ -95,7 +108,7 @@ inline Claims pin(ucm::Ring &ring, KeyRows keys) {
 inline Array<uint8_t> lookup(const ucm::Ring &ring, KeyRows keys) {
   Output<uint8_t> ready(keys.shape(0));
   {
-    Working working(ring);
+    const Glance glance(ring, keys.shape(0));
     for (size_t i = 0; i < keys.shape(0); ++i) ready[i] = ring.lookup(ucm::Key::from(keys.data() + 32 * i));
   }
   return ready.give();
@@ -104,7 +117,7 @@ inline Array<uint8_t> lookup(const ucm::Ring &ring, KeyRows keys) {
 inline Array<uint8_t> touch(ucm::Ring &ring, KeyRows keys, uint32_t now_s, uint32_t interval_s) {
   Output<uint8_t> found(keys.shape(0));
   {
-    Working working(ring);
+    const Glance glance(ring, keys.shape(0));
     for (size_t i = 0; i < keys.shape(0); ++i)
       found[i] = static_cast<uint8_t>(ring.touch(ucm::Key::from(keys.data() + 32 * i), now_s, interval_s));
   }
@@ -124,7 +137,7 @@ inline Array<uint8_t> drop(ucm::Ring &ring, KeyRows keys) {
 inline Array<uint8_t> release(ucm::Ring &ring, Vector<int32_t> slots) {
   Output<uint8_t> done(slots.shape(0));
   {
-    Working working(ring);
+    const Glance glance(ring, slots.shape(0));
     for (size_t i = 0; i < slots.shape(0); ++i) done[i] = ring.release(slots.data()[i]);
   }
   return done.give();
