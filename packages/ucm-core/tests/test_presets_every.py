@@ -179,6 +179,12 @@ def test_impossible_sizes_are_refused_with_the_key_or_do_not_matter(model_type, 
     assert made == without or f"{key} = {value!r}" in made
 
 
+@every
+def test_more_layers_than_any_model_has_are_refused(model_type):
+    with pytest.raises(SpecError, match=r"num_hidden_layers = 10000; .* at most 9999|layers and has 10000"):
+        table_of(model_type, fields={"num_hidden_layers": 10_000})
+
+
 # Draft layers: whatever the configuration says about them, the model's own table stays.
 @every
 @pytest.mark.parametrize("key", ["num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"])
