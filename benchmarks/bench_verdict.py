@@ -15,6 +15,7 @@ import numpy as np
 from benchmarks.frame import Figure, processor_s, side_by_side, within
 from benchmarks.peers import PEERS
 from ucm_core import (
+    Attempt,
     Cache,
     CacheConfig,
     Coordinator,
@@ -89,7 +90,20 @@ def in_the_ring(row_count: int) -> Iterator[Figure]:
             rounds=99,
             clock=processor_s,
         )
+        yield leased(cache, chain)
         yield from beside_neighbours(what, cache, chain)
+
+
+def leased(cache: Cache, chain: PrefixChain) -> Figure:
+    """All that one verdict costs an adapter: decided, marked as used, kept in the ring, let go again."""
+
+    def ask() -> None:
+        verdict = cache.resolve(chain, request_tokens=chain.token_count + 1)
+        lease = cache.lease(verdict, Attempt("request")).lease
+        assert lease is not None
+        lease.release()
+
+    return within("the same, leased and released too", ask, limit_s=2e-3, rounds=99, clock=processor_s)
 
 
 def beside_neighbours(what: str, cache: Cache, chain: PrefixChain) -> Iterator[Figure]:
