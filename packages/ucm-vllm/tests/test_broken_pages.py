@@ -9,7 +9,7 @@ from ucm_vllm.request_records import RequestRecord
 
 
 def record(local_tokens: int) -> RequestRecord:
-    made = RequestRecord(SimpleNamespace(num_tokens=1000), None)
+    made = RequestRecord(SimpleNamespace(request_id="r", num_tokens=1000), None)
     made.begin_attempt(local_tokens)
     return made
 
