@@ -152,11 +152,13 @@ def test_changed_weights_are_a_resync_and_nothing_old_is_told_after(cache: Cache
     save(cache)
     index = Index(cache.events())
     (name, *_) = (name for row, name in index.follow() if row == "full")
-    old = cache._followed().places["full"]
+    old = cache._spaces.followed().places["full"]
     cache.weights_changed()
     assert index.follow() == set(files(cache)) == set()
     late = np.frombuffer(name, dtype=np.uint8)[None]  # a save that was under way when the weights changed
-    cache._root.journal.tell(old, late, stored=True, exist=lambda asked: np.ones(len(asked), dtype=np.bool_))
+    cache._spaces.root.journal.tell(
+        old, late, stored=True, exist=lambda asked: np.ones(len(asked), dtype=np.bool_)
+    )
     save(cache, prompt=1)
     assert index.follow() == set(files(cache))
 
@@ -223,7 +225,7 @@ class Hand:
 
     def collect(self) -> None:
         """A pass of the collector below a bound that half of the objects exceed."""
-        usage, room = self.cache._root.usage, self.cache._parts.room
+        usage, room = self.cache._spaces.root.usage, self.cache._spaces._parts.room
         bound, usage.capacity_bytes = usage.capacity_bytes, max(1, usage.used_bytes // 2)
         assert isinstance(room, Collector)
         room.collect()

@@ -8,10 +8,8 @@ coordinator that resolves hits. Engine adapters use its parts; everybody else it
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import secrets
-import threading
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,40 +24,27 @@ from ucm_core.coordinator.accounts import TokenAccount
 from ucm_core.coordinator.attempts import Attempt
 from ucm_core.coordinator.coordinator import Coordinator, CoordinatorStatistics, Verdict
 from ucm_core.coordinator.explain import Explanation
-from ucm_core.coordinator.leases import LeasedRow, Leases, LeaseStatistics
+from ucm_core.coordinator.leases import LeaseStatistics
 from ucm_core.coordinator.origins import Origins
-from ucm_core.errors import ClosedError, LayoutError, SpecError, StoreError, UcmError
-from ucm_core.events import EventStream, Followed
+from ucm_core.errors import LayoutError, SpecError
+from ucm_core.events import EventStream
 from ucm_core.flow.copy import BlockTarget, BufferBlocks
 from ucm_core.flow.ticket import ResultCode, TicketGroup
 from ucm_core.opening import check_grain, retention_policies, settings_of
-from ucm_core.ops import metrics
 from ucm_core.ops.config import CacheConfig
+from ucm_core.spaces import Space, Spaces
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.keys import MediaItem, PrefixChain, RequestIdentity, Tokens, object_keys
 from ucm_core.spec.table import RowKind, SpecTable
 from ucm_core.store.absent import ObjectStore
 from ucm_core.store.block import BlockStoreStatistics
-from ucm_core.store.gc import Collector
-from ucm_core.store.journal import MAX_EVENT_NAMES, Place
-from ucm_core.store.names import NAMED_BYTES, slug
-from ucm_core.store.pool import IoPool, Priority
-from ucm_core.store.root import CacheRoot, RootStatistics
-from ucm_core.store.stack import (
-    RowPlan,
-    StoreParts,
-    absent_stores,
-    close_stores,
-    key_seeds,
-    open_stores,
-    plan_rows,
-)
-from ucm_core.store.tiers import Keys, StoreLimits
+from ucm_core.store.journal import MAX_EVENT_NAMES
+from ucm_core.store.root import RootStatistics
+from ucm_core.store.stack import RowPlan, plan_rows
+from ucm_core.store.tiers import Keys
 
 Payloads = npt.NDArray[np.uint8]
 """Blocks of one row, ``uint8[blocks, units, unit_bytes]``."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +74,6 @@ class Loaded:
         return self.verdict.hit.resume_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class _Space:
-    """Everything that belongs to one namespace; replaced as a whole when the weights change."""
-
-    identity: ModelIdentity
-    stores: Mapping[str, ObjectStore]
-    seeds: Mapping[str, bytes]
-    coordinator: Coordinator
-    leases: Leases
-
-
 class Cache:
     """A cache of one model. Thread-safe, except that verdicts are for one thread.
 
@@ -115,17 +89,8 @@ class Cache:
         self.table = table
         """The rows."""
         self._plans = plans
-        self._lock = threading.Lock()
-        self._closed = False
         self._origins: Origins | None = None
-        self._root = CacheRoot(config.root).open()
-        self._pool = IoPool(config.thread_count())
-        try:
-            self._parts = self._store_parts()
-            self._space = self._open_space(self._current_generation(identity))
-        except BaseException:
-            self._let_go()
-            raise
+        self._spaces = Spaces(config, table, identity=identity, plans=plans)
         atexit.register(self.close)
 
     @classmethod
@@ -151,7 +116,7 @@ class Cache:
     @property
     def identity(self) -> ModelIdentity:
         """The identity, with its generation."""
-        return self._space.identity
+        return self._spaces.current.identity
 
     @property
     def namespace(self) -> str | None:
@@ -161,16 +126,16 @@ class Cache:
     @property
     def stores(self) -> Mapping[str, ObjectStore]:
         """The store of each cached row, valid until `weights_changed`."""
-        return self._space.stores
+        return self._spaces.current.stores
 
     @property
     def coordinator(self) -> Coordinator:
         """Resolves hits, valid until `weights_changed`."""
-        return self._space.coordinator
+        return self._spaces.current.coordinator
 
     def keys(self, row_name: str, digests: Keys) -> Keys:
         """Object keys of a row for digests of its blocks' ends, both ``uint8[n, 32]``."""
-        seed = self._space.seeds.get(row_name)
+        seed = self._spaces.current.seeds.get(row_name)
         if seed is None:
             raise SpecError(f"no cached row {row_name!r} in the table; it has {', '.join(self._plans)}")
         return object_keys(seed, digests)
@@ -197,7 +162,7 @@ class Cache:
         `ucm_core.LayoutError` for an array of another shape, `ucm_core.SpecError` for an unknown row or a
         chain that is shorter than the blocks.
         """
-        space = self._opened()
+        space = self._spaces.opened()
         sources = {row: self._buffer(row, blocks) for row, blocks in payloads.items()}
         keys = {}
         for row, blocks in payloads.items():
@@ -223,7 +188,7 @@ class Cache:
 
         ``request_tokens`` is the chain's length unless given; the last ``tail_tokens`` are left to compute.
         """
-        space = self._opened()
+        space = self._spaces.opened()
         verdict = space.coordinator.verdict(
             chain,
             request_tokens=chain.token_count if request_tokens is None else request_tokens,
@@ -247,7 +212,7 @@ class Cache:
 
         Asks for everything that could be stored of the prefix: for people, not for every request.
         """
-        return self._opened().coordinator.explain(
+        return self._spaces.opened().coordinator.explain(
             chain,
             request_tokens=chain.token_count if request_tokens is None else request_tokens,
             local_tokens=local_tokens,
@@ -261,11 +226,11 @@ class Cache:
         The lease ends with the load of that verdict, the next lease of ``attempt``, with `release`, or by
         itself after a minute. All leases of a cache keep at most three quarters of each ring.
         """
-        return replace(verdict, lease=self._opened().leases.take(attempt, verdict.keys))
+        return replace(verdict, lease=self._spaces.opened().leases.take(attempt, verdict.keys))
 
     def release(self, attempt: Attempt) -> None:
         """End the lease of ``attempt``: nothing is loaded for it. A no-op where it has none (any more)."""
-        self._space.leases.release(attempt)
+        self._spaces.current.leases.release(attempt)
 
     def soon_tokens(self, chain: PrefixChain, verdict: Verdict) -> int:
         """Where the request could resume a moment later, when what others are storing or reading is there.
@@ -273,14 +238,14 @@ class Cache:
         ``verdict.hit.resume_tokens`` when nothing that limits the verdict is on its way. Ask again a limited
         number of times: who stores it may fail.
         """
-        space = self._opened()
+        space = self._spaces.opened()
         in_flight = {row: store.in_flight for row, store in space.stores.items()}
         return space.coordinator.soon_tokens(chain, verdict, in_flight=in_flight)
 
     def touch(self, verdict: Verdict) -> None:
         """Mark everything that ``verdict`` would load as used, in the ring and on the medium."""
         for row, keys in verdict.keys.items():
-            self._space.stores[row].touch(keys)
+            self._spaces.current.stores[row].touch(keys)
 
     def load(self, chain: PrefixChain, verdict: Verdict) -> Loaded:
         """Load what ``verdict`` promises, or the deepest prefix of it that can still be loaded. Waits.
@@ -290,7 +255,7 @@ class Cache:
         verdict's lease has ended when this returns. Counts one request, with what the verdict promised and
         what came; `resolve` counts none.
         """
-        space = self._opened()
+        space = self._spaces.opened()
         account = _account(verdict)
         with ExitStack() as afterwards:
             if verdict.lease is not None:
@@ -304,7 +269,7 @@ class Cache:
 
         The verdict's lease ends when all of them have come or failed.
         """
-        space = self._opened()
+        space = self._spaces.opened()
         rows = verdict.keys.items()
         if lacking := [row for row in verdict.keys if row not in targets]:
             raise LayoutError(f"rows without a target: {', '.join(lacking)}; nothing was loaded")
@@ -319,7 +284,7 @@ class Cache:
         Nothing depends on it: a state that is not known is asked of the store, one that is known is confirmed
         before it is promised. It saves a fresh process the questions. May run beside everything else.
         """
-        space = self._opened()
+        space = self._spaces.opened()
         rows = (row.name for row in self.table.snapshot_rows)
         return sum(space.coordinator.rebuild(row, space.stores[row].names()) for row in rows)
 
@@ -331,7 +296,7 @@ class Cache:
         here all the same, but other processes and later ones still may. Where no new stores can be opened
         nothing is kept or found from now on.
         """
-        self._move_on(self.identity.private_token)
+        self._spaces.move_on(self.identity.private_token)
 
     def weights_changed(self) -> None:
         """`reset`, and let nobody else find what is stored from now on.
@@ -339,24 +304,24 @@ class Cache:
         For that this cache gets a private token, because nobody can name weights that exist only in memory.
         Raises as `reset` does.
         """
-        self._move_on(secrets.token_hex(16))
+        self._spaces.move_on(secrets.token_hex(16))
 
     def events(self, capacity: int = MAX_EVENT_NAMES) -> EventStream:
         """What is stored and removed from now on, to be taken before it exceeds ``capacity`` objects.
 
         Parents and tokens are known of what this cache saves from now on. Costs nothing before it is called.
         """
-        self._opened()
+        self._spaces.opened()
         self._origins = self._origins or Origins()
-        return EventStream(self._root.journal.listen(capacity), self._origins, self._followed)
+        return EventStream(self._spaces.root.journal.listen(capacity), self._origins, self._spaces.followed)
 
     def statistics(self) -> CacheStatistics:
         """A moment of this cache."""
-        space = self._space
+        space = self._spaces.current
         rows = {row: store.statistics() for row, store in space.stores.items()}
         return CacheStatistics(
             self.namespace,
-            self._root.statistics(),
+            self._spaces.root.statistics(),
             rows,
             coordinator=space.coordinator.statistics(),
             leases=space.leases.statistics(),
@@ -364,21 +329,15 @@ class Cache:
 
     def check_integrity(self) -> None:
         """Raise `ucm_core.StoreError` or `ucm_core.SpecError` when books do not balance."""
-        self._space.leases.check_integrity()
-        self._space.coordinator.check_integrity()
-        for store in self._space.stores.values():
+        self._spaces.current.leases.check_integrity()
+        self._spaces.current.coordinator.check_integrity()
+        for store in self._spaces.current.stores.values():
             store.check_integrity()
 
     def close(self) -> None:
         """Let saves under way reach the medium (in bounded time), then let go of everything. Idempotent."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
         atexit.unregister(self.close)
-        self._space.leases.close()
-        close_stores(self._space.stores)
-        self._let_go()
+        self._spaces.close()
 
     def __enter__(self) -> Self:
         return self
@@ -390,13 +349,7 @@ class Cache:
 
     # -- private
 
-    def _followed(self) -> Followed:
-        space = self._space
-        name = space.identity.namespace
-        plans = self._plans.items() if space.identity.known and self._root.available else ()
-        return Followed({row: Place(name, slug(row), plan.segment) for row, plan in plans}, space.stores)
-
-    def _load(self, space: _Space, chain: PrefixChain, verdict: Verdict) -> Loaded:
+    def _load(self, space: Space, chain: PrefixChain, verdict: Verdict) -> Loaded:
         while True:
             payloads = {row: self._blank(row, len(keys)) for row, keys in verdict.keys.items()}
             tickets = self.load_into(
@@ -407,97 +360,6 @@ class Cache:
             if not failed:
                 return Loaded(verdict, payloads)
             verdict = space.coordinator.rewind(chain, verdict, failed=failed)
-
-    def _let_go(self) -> None:
-        self._pool.close(timeout_s=30.0)
-        self._root.close()
-
-    def _opened(self) -> _Space:
-        if self._closed:
-            raise ClosedError("the cache is closed; open it again")
-        return self._space
-
-    def _store_parts(self) -> StoreParts:
-        limits = StoreLimits(self.config.save_wait_s, self.config.load_wait_s, sync=self.config.sync)
-        if not self._root.available:
-            return StoreParts(self._root, self._pool, limits, room=None)
-        usage = self._root.usage
-        try:
-            usage.capacity_bytes = self.config.disk_limit_bytes(usage.used_bytes)
-        except OSError as error:
-            self._root.lose(error)
-            usage.capacity_bytes = self.config.disk_limit_bytes()
-        self._pool.submit(Priority.BACKGROUND, self._recount)
-        journal = self._root.journal
-        room = Collector(self._root.path, usage, self._pool, pinned=self._pinned_names, journal=journal)
-        return StoreParts(self._root, self._pool, limits, room)
-
-    def _recount(self) -> None:
-        """Find out what processes that died did not account for."""
-        if self._root.available:
-            try:
-                self._root.usage.recount()
-            except OSError as error:
-                self._root.lose(error)
-
-    def _pinned_names(self) -> frozenset[str]:
-        stores = self._space.stores.values()
-        return frozenset(key[:NAMED_BYTES].hex() for store in stores for key in store.pinned_names())
-
-    def _current_generation(self, identity: ModelIdentity) -> ModelIdentity:
-        """The identity in the root's generation, unless it names one (another half of this engine does)."""
-        named = identity.generation or identity.private_token
-        if named or not identity.known or not self._root.available:
-            return identity
-        return identity.with_generation(self._root.generation(identity.base_digest))
-
-    def _move_on(self, private_token: str) -> None:
-        """Go to the next generation; StoreError, with that done, where others could not be told."""
-        with self._lock:
-            self._opened()
-            old = self._space
-            raised, refusal = self._raised(old.identity, private_token)
-            try:
-                self._space = self._open_space(raised)
-            except UcmError as error:
-                _log.warning("a new generation began, and nothing is cached any more: %s", error)
-                metrics.ERRORS.labels(where="generation").inc()
-                self._space = self._space_of(raised, absent_stores(self._plans))
-        self._root.journal.lose()
-        old.leases.close()
-        close_stores(old.stores)
-        if refusal is not None:
-            raise StoreError(
-                f"tier 'file' was not reset: {refusal}; this cache finds nothing of before, others still may:"
-                f" make {self._root.path} writable, open the cache again and repeat"
-            )
-
-    def _raised(self, old: ModelIdentity, private_token: str) -> tuple[ModelIdentity, StoreError | None]:
-        """The identity in the next generation; in one that nobody else has, where the root refuses."""
-        try:
-            number = self._root.raise_generation(old.base_digest)
-        except StoreError as error:
-            return old.with_generation(old.generation, secrets.token_hex(16)), error
-        return old.with_generation(number, private_token), None
-
-    def _open_space(self, identity: ModelIdentity) -> _Space:
-        if not identity.known:
-            _log.warning("the model's weights are unknown, so nothing is cached")
-        if identity.known and self._root.available:
-            namespace = self._root.namespace(identity)
-            try:
-                stores = open_stores(self._plans, identity.digest, namespace=namespace, parts=self._parts)
-                return self._space_of(identity, stores)
-            except OSError as error:
-                self._root.lose(error)
-        return self._space_of(identity, absent_stores(self._plans))
-
-    def _space_of(self, identity: ModelIdentity, stores: Mapping[str, ObjectStore]) -> _Space:
-        seeds = key_seeds(self.table, identity.digest)
-        lookups = {row: store.lookup for row, store in stores.items()}
-        # never all slots: saves and loads of others must get on
-        leases = Leases({row: LeasedRow(store.pin, 3 * store.slots // 4) for row, store in stores.items()})
-        return _Space(identity, stores, seeds, Coordinator(self.table, lookups, seeds), leases)
 
     def _buffer(self, row: str, blocks: Payloads) -> BufferBlocks:
         if row not in self._plans:

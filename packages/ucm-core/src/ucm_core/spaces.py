@@ -1,0 +1,187 @@
+"""Spaces: all that a cache has open of one namespace, and how the next generation's follows.
+
+Everything of a space hangs together: stores, keys, books and leases are of one identity. So a space is never
+changed, only left for the next one, and whoever began something in it ends it there.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ucm_core.coordinator.coordinator import Coordinator
+from ucm_core.coordinator.leases import LeasedRow, Leases
+from ucm_core.errors import ClosedError, StoreError, UcmError
+from ucm_core.events import Followed
+from ucm_core.ops import metrics
+from ucm_core.ops.config import CacheConfig
+from ucm_core.spec.identity import ModelIdentity
+from ucm_core.spec.table import SpecTable
+from ucm_core.store.absent import ObjectStore
+from ucm_core.store.gc import Collector
+from ucm_core.store.journal import Place
+from ucm_core.store.names import NAMED_BYTES, slug
+from ucm_core.store.pool import IoPool, Priority
+from ucm_core.store.root import CacheRoot
+from ucm_core.store.stack import RowPlan, StoreParts, absent_stores, close_stores, key_seeds, open_stores
+from ucm_core.store.tiers import StoreLimits
+
+__all__ = ["Space", "Spaces"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Everything that belongs to one namespace."""
+
+    identity: ModelIdentity
+    """With its generation."""
+    stores: Mapping[str, ObjectStore]
+    """Per cached row; they keep nothing while the identity is unknown or the root cannot be used."""
+    seeds: Mapping[str, bytes]
+    """Per cached row the 32-byte seed of its keys."""
+    coordinator: Coordinator
+    leases: Leases
+
+    def close(self) -> None:
+        """Let saves under way reach the medium, in bounded time."""
+        self.leases.close()
+        close_stores(self.stores)
+
+
+class Spaces:
+    """The spaces of one cache, one after the other, over one root and one pool of threads. Thread-safe."""
+
+    def __init__(
+        self, config: CacheConfig, table: SpecTable, *, identity: ModelIdentity, plans: Mapping[str, RowPlan]
+    ) -> None:
+        """Open the space of ``identity``; StoreError for a root that is a file."""
+        self._table = table
+        self._plans = plans
+        self._lock = threading.Lock()
+        self._closed = False
+        self.root = CacheRoot(config.root).open()
+        """Where all of them lie."""
+        self._pool = IoPool(config.thread_count())
+        try:
+            self._parts = self._store_parts(config)
+            self.current = self._open(self._current_generation(identity))
+            """The space now; the last one after `close`."""
+        except BaseException:
+            self._let_go()
+            raise
+
+    def opened(self) -> Space:
+        """The space now; ClosedError after `close`."""
+        if self._closed:
+            raise ClosedError("the cache is closed; open it again")
+        return self.current
+
+    def followed(self) -> Followed:
+        """Where the objects of the space now lie."""
+        space = self.current
+        plans = self._plans.items() if space.identity.known and self.root.available else ()
+        name = space.identity.namespace
+        return Followed({row: Place(name, slug(row), plan.segment) for row, plan in plans}, space.stores)
+
+    def move_on(self, private_token: str) -> None:
+        """Go to the next generation; StoreError, with that done, where others could not be told.
+
+        Where no new stores can be opened the next space keeps nothing.
+        """
+        with self._lock:
+            old = self.opened()
+            raised, refusal = self._raised(old.identity, private_token)
+            try:
+                self.current = self._open(raised)
+            except UcmError as error:
+                _log.warning("a new generation began, and nothing is cached any more: %s", error)
+                metrics.ERRORS.labels(where="generation").inc()
+                self.current = self._space_of(raised, absent_stores(self._plans))
+        self.root.journal.lose()
+        old.close()
+        if refusal is not None:
+            raise StoreError(
+                f"tier 'file' was not reset: {refusal}; this cache finds nothing of before, others still may:"
+                f" make {self.root.path} writable, open the cache again and repeat"
+            )
+
+    def close(self) -> None:
+        """Let saves under way reach the medium (in bounded time), then let go of everything. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.current.close()
+        self._let_go()
+
+    # -- private
+
+    def _let_go(self) -> None:
+        self._pool.close(timeout_s=30.0)
+        self.root.close()
+
+    def _store_parts(self, config: CacheConfig) -> StoreParts:
+        limits = StoreLimits(config.save_wait_s, config.load_wait_s, sync=config.sync)
+        if not self.root.available:
+            return StoreParts(self.root, self._pool, limits, room=None)
+        usage = self.root.usage
+        try:
+            usage.capacity_bytes = config.disk_limit_bytes(usage.used_bytes)
+        except OSError as error:
+            self.root.lose(error)
+            usage.capacity_bytes = config.disk_limit_bytes()
+        self._pool.submit(Priority.BACKGROUND, self._recount)
+        journal = self.root.journal
+        room = Collector(self.root.path, usage, self._pool, pinned=self._pinned_names, journal=journal)
+        return StoreParts(self.root, self._pool, limits, room)
+
+    def _recount(self) -> None:
+        """Find out what processes that died did not account for."""
+        if self.root.available:
+            try:
+                self.root.usage.recount()
+            except OSError as error:
+                self.root.lose(error)
+
+    def _pinned_names(self) -> frozenset[str]:
+        stores = self.current.stores.values()
+        return frozenset(key[:NAMED_BYTES].hex() for store in stores for key in store.pinned_names())
+
+    def _current_generation(self, identity: ModelIdentity) -> ModelIdentity:
+        """The identity in the root's generation, unless it names one (another half of this engine does)."""
+        named = identity.generation or identity.private_token
+        if named or not identity.known or not self.root.available:
+            return identity
+        return identity.with_generation(self.root.generation(identity.base_digest))
+
+    def _raised(self, old: ModelIdentity, private_token: str) -> tuple[ModelIdentity, StoreError | None]:
+        """The identity in the next generation; in one that nobody else has, where the root refuses."""
+        try:
+            number = self.root.raise_generation(old.base_digest)
+        except StoreError as error:
+            return old.with_generation(old.generation, secrets.token_hex(16)), error
+        return old.with_generation(number, private_token), None
+
+    def _open(self, identity: ModelIdentity) -> Space:
+        if not identity.known:
+            _log.warning("the model's weights are unknown, so nothing is cached")
+        if identity.known and self.root.available:
+            namespace = self.root.namespace(identity)
+            try:
+                stores = open_stores(self._plans, identity.digest, namespace=namespace, parts=self._parts)
+                return self._space_of(identity, stores)
+            except OSError as error:
+                self.root.lose(error)
+        return self._space_of(identity, absent_stores(self._plans))
+
+    def _space_of(self, identity: ModelIdentity, stores: Mapping[str, ObjectStore]) -> Space:
+        seeds = key_seeds(self._table, identity.digest)
+        lookups = {row: store.lookup for row, store in stores.items()}
+        # never all slots: saves and loads of others must get on
+        leases = Leases({row: LeasedRow(store.pin, 3 * store.slots // 4) for row, store in stores.items()})
+        return Space(identity, stores, seeds, Coordinator(self._table, lookups, seeds), leases)
