@@ -47,7 +47,7 @@ def test_a_fresh_process_may_know_its_states_without_asking(root: Path) -> None:
     with open_cache(root, HYBRID) as cache:
         assert cache.rebuild() == 8
         directory = lambda: cache.statistics().coordinator.checkpoints["state"]  # noqa: E731
-        assert (directory().entries, directory().asked) == (8, 0)
+        assert (directory().states, directory().asked) == (8, 0)
         assert resume(cache) == 7 * GRAIN
         assert directory().asked == 1  # the one that was promised
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from preset_configs import CHUNKED, FULL, LINEAR, SLIDING, SPARSE, STATE_DTYPES, config_of
 
-from ucm_core.coordinator.resolve import coverage
+from ucm_core.coordinator.coverage import coverage
 from ucm_core.errors import SpecError
 from ucm_core.spec.presets import canonical_table, shared_layers
 from ucm_core.spec.presets.stress import x_hybrid_96

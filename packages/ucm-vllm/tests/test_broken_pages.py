@@ -10,7 +10,7 @@ from ucm_vllm.request_records import RequestRecord
 
 def record(local_tokens: int) -> RequestRecord:
     made = RequestRecord(SimpleNamespace(request_id="r", num_tokens=1000), None)
-    made.begin_attempt(local_tokens)
+    made.begin_anew(local_tokens)
     return made
 
 
@@ -68,8 +68,8 @@ def test_the_placeholder_is_never_broken() -> None:
     assert len(broken) == 2
 
 
-def test_a_new_attempt_is_trusted_again() -> None:
+def test_a_request_that_begins_anew_is_trusted_again() -> None:
     borrower = record(local_tokens=64)
     borrower.trusted = False
-    borrower.begin_attempt(0)
+    borrower.begin_anew(0)
     assert borrower.trusted

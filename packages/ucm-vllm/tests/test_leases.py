@@ -84,7 +84,7 @@ def test_the_lease_lasts_until_the_workers_report_the_end(engine: Engine) -> Non
     load = planned(engine)
     engine.tell()
     assert held(engine) == (1, 4)
-    engine.tell(ended=frozenset({load.use}))
+    engine.tell(ended=frozenset({load.attempt}))
     assert held(engine) == (0, 0)
 
 
@@ -112,7 +112,7 @@ def test_a_load_that_vanished_is_let_go_when_it_is_reported(engine: Engine) -> N
     engine.half.allocated(asked, PAGES, external_tokens=256)
     (load,) = engine.step().loads
     assert not load.possible
-    engine.tell(ended=frozenset({load.use}))
+    engine.tell(ended=frozenset({load.attempt}))
     assert held(engine) == (0, 0)
 
 
@@ -120,7 +120,7 @@ def test_a_late_report_leaves_the_lease_of_who_uses_the_id_now(engine: Engine) -
     load = planned(engine)
     engine.half.finished("r")
     promised(engine)
-    engine.tell(ended=frozenset({load.use, Attempt("r"), Attempt("never seen", 9)}))
+    engine.tell(ended=frozenset({load.attempt, Attempt("r"), Attempt("never seen", 9)}))
     assert held(engine) == (1, 4)
 
 

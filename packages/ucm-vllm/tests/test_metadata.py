@@ -66,7 +66,7 @@ def test_reports_of_two_workers_are_one() -> None:
 def test_a_load_that_ended_anywhere_has_ended() -> None:
     left, right = (WorkerReport("ns", ended=frozenset({Attempt("r", use)})) for use in (1, 2))
     assert left.merged(right).ended == {Attempt("r", 1), Attempt("r", 2)}
-    assert LoadPlan("r", (), asynchronous=True, generation=2).use == Attempt("r", 2)
+    assert LoadPlan("r", (), asynchronous=True, use=2).attempt == Attempt("r", 2)
 
 
 def test_workers_in_different_namespaces_are_not_ready() -> None:

@@ -1,4 +1,4 @@
-"""The scheduler half's books (C-68): each attempt is counted once, at its end, with what came and failed."""
+"""The scheduler half's books (C-68): a request is counted at its end, with what came and failed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_preempted_request_counts_again(dense: Engine, grown: Callable[[], Cou
     assert grown() == (2, 512, 1488, 256 + 768, 0, 464)
 
 
-def test_an_asynchronous_load_that_fails_is_asked_again_in_one_attempt(
+def test_an_asynchronous_load_that_fails_is_asked_again_and_counted_once(
     hybrid: Engine, grown: Callable[[], Counts]
 ) -> None:
     asked = request(300)

@@ -43,12 +43,15 @@ from __future__ import annotations
 
 from ucm_core.cache import Cache, CacheStatistics, Loaded
 from ucm_core.coordinator.attempts import Attempt
+from ucm_core.coordinator.boundaries import boundaries
 from ucm_core.coordinator.completions import Completions
 from ucm_core.coordinator.coordinator import Coordinator, Verdict
+from ucm_core.coordinator.coverage import coverage
 from ucm_core.coordinator.explain import Explanation, RowExplanation
 from ucm_core.coordinator.leases import Lease, Leases
 from ucm_core.coordinator.origins import Origin
-from ucm_core.coordinator.resolve import Hit, Presence, boundaries, coverage, resolve_hit
+from ucm_core.coordinator.presence import Presence
+from ucm_core.coordinator.resolve import Hit, resolve_hit
 from ucm_core.errors import (
     ClosedError,
     ConfigError,

@@ -19,11 +19,12 @@ from ucm_core.events import Followed
 from ucm_core.ops import metrics
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.identity import ModelIdentity
+from ucm_core.spec.keys import NAME_BYTES
 from ucm_core.spec.table import SpecTable
 from ucm_core.store.absent import ObjectStore
 from ucm_core.store.gc import Collector
 from ucm_core.store.journal import Place
-from ucm_core.store.names import NAMED_BYTES, slug
+from ucm_core.store.names import slug
 from ucm_core.store.pool import IoPool, Priority
 from ucm_core.store.root import CacheRoot
 from ucm_core.store.stack import RowPlan, StoreParts, absent_stores, close_stores, key_seeds, open_stores
@@ -150,7 +151,7 @@ class Spaces:
 
     def _pinned_names(self) -> frozenset[str]:
         stores = self.current.stores.values()
-        return frozenset(key[:NAMED_BYTES].hex() for store in stores for key in store.pinned_names())
+        return frozenset(key[:NAME_BYTES].hex() for store in stores for key in store.pinned_names())
 
     def _current_generation(self, identity: ModelIdentity) -> ModelIdentity:
         """The identity in the root's generation, unless it names one (another half of this engine does)."""

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from spec_rows import chain, follower, snapshot, table
 
-from ucm_core.coordinator.resolve import Presence
+from ucm_core.coordinator.presence import Presence
 from ucm_core.spec.table import RankRule, RowKind, SpecRow, SpecTable
 
 REQUEST_TOKENS = 96

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from ucm_core.coordinator.coordinator import Coordinator, CoordinatorLimits
+from ucm_core.coordinator.coverage import cached_rows
 from ucm_core.coordinator.lookups import Keys, names_of
-from ucm_core.coordinator.resolve import Presence, cached_rows
+from ucm_core.coordinator.presence import Presence
 from ucm_core.spec.keys import PrefixChain, RequestIdentity, object_keys, row_seed
 from ucm_core.spec.table import RowKind, SpecTable
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ucm_core.coordinator.resolve import Presence
+from ucm_core.coordinator.presence import Presence
 from ucm_core.spec.table import Part, RankRule, RowKind, SpecRow, SpecTable
 
 PARTS = (Part("k", (1, 2), "bfloat16"),)

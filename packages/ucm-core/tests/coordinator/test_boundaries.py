@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 from oracle import World, brute_force
 from spec_rows import blocks, chain, follower, snapshot, states, table, whole
 
-from ucm_core.coordinator.resolve import (
-    Presence,
-    boundaries,
-    clamp_followers,
-    combine_ranks,
-    combine_slices,
-    coverage,
-    resolve_hit,
-    rewind,
-    voter,
-)
+from ucm_core.coordinator.boundaries import boundaries
+from ucm_core.coordinator.coverage import coverage, voter
+from ucm_core.coordinator.presence import Presence, combine_ranks, combine_slices
+from ucm_core.coordinator.resolve import clamp_followers, resolve_hit, rewind
 from ucm_core.spec.table import RankRule, RowKind, SpecRow, SpecTable
 
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -9,17 +9,9 @@ from typing import Any
 import pytest
 from spec_rows import presence_of_case, row_of_case, table_of_case
 
-from ucm_core.coordinator.resolve import (
-    Ask,
-    Hit,
-    Presence,
-    clamp_followers,
-    combine_ranks,
-    coverage,
-    resolve_hit,
-    rewind,
-    unite,
-)
+from ucm_core.coordinator.coverage import coverage
+from ucm_core.coordinator.presence import Presence, combine_ranks, unite
+from ucm_core.coordinator.resolve import Ask, Hit, clamp_followers, resolve_hit, rewind
 from ucm_core.spec.table import SpecTable
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "cases-verdict.json").read_text())["cases"]

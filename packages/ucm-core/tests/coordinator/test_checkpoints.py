@@ -64,7 +64,7 @@ def test_a_failed_get_removes_the_entry(store: StoreDouble, directory: Checkpoin
 def test_confirming_corrects_the_memory(store: StoreDouble, directory: Checkpoints) -> None:
     directory.register(keys(8))
     assert directory.confirm(keys(8, 2)).tolist() == [False, True]
-    assert directory.statistics().entries == 1
+    assert directory.statistics().states == 1
 
 
 def test_rebuild_replaces_the_memory(store: StoreDouble, directory: Checkpoints) -> None:
@@ -126,13 +126,13 @@ class TestAnswersOnTheirWay:
     def test_present_from_before_a_failed_load(self, store: StoreDouble, ask: Ask) -> None:
         directory = self.directory(store, lambda it: it.remove(keys(1)))
         ask(directory, keys(1))
-        assert directory.statistics().entries == 0
+        assert directory.statistics().states == 0
 
     @pytest.mark.parametrize("ask", [Checkpoints.held, Checkpoints.confirm])
     def test_absent_from_before_a_save(self, store: StoreDouble, ask: Ask) -> None:
         directory = self.directory(store, lambda it: it.register(keys(7)))
         ask(directory, keys(7))
-        assert directory.statistics().entries == 1
+        assert directory.statistics().states == 1
 
     def test_present_from_before_another_question_found_it_gone(self, store: StoreDouble) -> None:
         def evicted(directory: Checkpoints) -> None:
@@ -142,7 +142,7 @@ class TestAnswersOnTheirWay:
 
         directory = self.directory(store, evicted)
         directory.held(keys(1))
-        assert directory.statistics().entries == 0
+        assert directory.statistics().states == 0
 
 
 def test_nothing_to_ask(store: StoreDouble, directory: Checkpoints) -> None:
@@ -155,7 +155,7 @@ def test_statistics(directory: Checkpoints) -> None:
     directory.held(keys(1, 7))
     directory.held(keys(1, 7))
     counts = directory.statistics()
-    assert (counts.entries, counts.answered, counts.asked) == (1, 1, 3)
+    assert (counts.states, counts.answered, counts.asked) == (1, 1, 3)
 
 
 def test_the_least_recently_used_is_forgotten(store: StoreDouble) -> None:

@@ -26,9 +26,7 @@ def play(ledger: Completions, event: list[str]) -> list[str] | None:
     """Carry one event out; what a poll reports, None for others."""
     verb, *details = event
     if verb == "poll":
-        return sorted(
-            each.request_id + f"#{each.generation}" * bool(each.generation) for each in ledger.poll()
-        )
+        return sorted(each.request_id + f"#{each.use}" * bool(each.use) for each in ledger.poll())
     who = attempt(details[0])
     if verb == "submit":
         ledger.submit(who, details[1])

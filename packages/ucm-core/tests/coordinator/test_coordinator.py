@@ -15,7 +15,8 @@ from spec_rows import blocks, chain, follower, snapshot, states, table, whole
 
 from ucm_core.coordinator.coordinator import Coordinator, CoordinatorLimits
 from ucm_core.coordinator.lookups import names_of
-from ucm_core.coordinator.resolve import Presence, clamp_followers, resolve_hit, rewind
+from ucm_core.coordinator.presence import Presence
+from ucm_core.coordinator.resolve import clamp_followers, resolve_hit, rewind
 from ucm_core.errors import SpecError, StoreError
 from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.table import SpecTable
@@ -438,7 +439,7 @@ def test_statistics_count_verdicts_and_gains() -> None:
     node.coordinator.verdict(request, request_tokens=1000, local_tokens=800)
     counts = node.coordinator.statistics()
     assert (counts.verdicts, counts.hits, counts.hit_tokens) == (2, 1, 128)
-    assert counts.checkpoints["state"].entries == 2
+    assert counts.checkpoints["state"].states == 2
 
 
 def test_suspects_are_bounded() -> None:

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from spec_rows import blocks, chain, follower, snapshot, states, table, whole
 
 from ucm_core.coordinator.explain import Explanation, explain
-from ucm_core.coordinator.resolve import Ask, Presence, clamp_followers, resolve_hit
+from ucm_core.coordinator.presence import Presence
+from ucm_core.coordinator.resolve import Ask, clamp_followers, resolve_hit
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 
 World = tuple[SpecTable, list[dict[str, Presence]]]

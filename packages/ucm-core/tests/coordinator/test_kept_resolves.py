@@ -15,7 +15,8 @@ from seeded_cases import random_table
 from spec_rows import chain, snapshot, states, table, whole
 
 from ucm_core.coordinator.coverage import cached_rows, coverage, joint_step, voter
-from ucm_core.coordinator.resolve import Presence, clamp_followers, resolve_hit
+from ucm_core.coordinator.presence import Presence
+from ucm_core.coordinator.resolve import clamp_followers, resolve_hit
 from ucm_core.coordinator.retention import Progress, keep, positions
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 

@@ -9,13 +9,9 @@ import pytest
 from doubles import Node, chain_of
 from spec_rows import blocks, chain, follower, snapshot, states, table, whole
 
-from ucm_core.coordinator.resolve import (
-    Presence,
-    clamp_followers,
-    combine_ranks,
-    coverage,
-    resolve_hit,
-)
+from ucm_core.coordinator.coverage import coverage
+from ucm_core.coordinator.presence import Presence, combine_ranks
+from ucm_core.coordinator.resolve import clamp_followers, resolve_hit
 from ucm_core.spec.table import RankRule, RowKind, SpecRow, SpecTable
 
 MLA = chain("mla", 128, rank_rule=RankRule.ALL_UNION)

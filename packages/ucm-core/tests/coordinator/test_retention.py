@@ -12,14 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spec_rows import chain, snapshot, states, table, whole
 
+from ucm_core.coordinator.coverage import joint_step
 from ucm_core.coordinator.resolve import resolve_hit
-from ucm_core.coordinator.retention import (
-    Progress,
-    RetentionPolicy,
-    joint_step,
-    keep,
-    positions,
-)
+from ucm_core.coordinator.retention import Progress, RetentionPolicy, keep, positions
 from ucm_core.coordinator.sightings import Sightings
 from ucm_core.errors import SpecError
 from ucm_core.spec.keys import PrefixChain, RequestIdentity
@@ -64,7 +59,7 @@ class Scheduler:
         return list(kept)
 
     def checkpoints(self) -> int:
-        return self.node.coordinator.statistics().checkpoints[self.row.name].entries
+        return self.node.coordinator.statistics().checkpoints[self.row.name].states
 
 
 INTERVALS = list(range(1024, 9217, 1024))

@@ -21,8 +21,8 @@ from spec_rows import chain, snapshot, states, table, whole
 
 from ucm_core.coordinator.boundaries import served
 from ucm_core.coordinator.coverage import coverage
-from ucm_core.coordinator.presence import combine_ranks, combine_slices, unite
-from ucm_core.coordinator.resolve import Presence, resolve_hit
+from ucm_core.coordinator.presence import Presence, combine_ranks, combine_slices, unite
+from ucm_core.coordinator.resolve import resolve_hit
 from ucm_core.spec.table import RankRule
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from spec_rows import chain, follower, snapshot, states, table, whole
 
-from ucm_core.coordinator.resolve import Presence, boundaries, resolve_hit, rewind
+from ucm_core.coordinator.boundaries import boundaries
+from ucm_core.coordinator.presence import Presence
+from ucm_core.coordinator.resolve import resolve_hit, rewind
 from ucm_core.errors import SpecError
 
 FULL = chain("full", 16)

@@ -56,14 +56,14 @@ def test_only_boundaries_past_the_service_count(sightings: Sightings) -> None:
 
 def test_a_prompt_shorter_than_a_step_leaves_nothing(sightings: Sightings) -> None:
     assert sightings.see(chain_of([1] * 127), served_tokens=500) == 0
-    assert sightings.statistics().entries == 0
+    assert sightings.statistics().boundaries == 0
 
 
 def test_it_is_bounded_and_forgets_tails_first() -> None:
     sightings = Sightings(step_tokens=STEP, capacity=4)
     sightings.see(chain_of(list(range(1280))))
     sightings.check_integrity()
-    assert sightings.statistics().entries == 4
+    assert sightings.statistics().boundaries == 4
     assert sightings.see(chain_of(list(range(1280)))) == 512
 
 
@@ -71,7 +71,7 @@ def test_statistics(sightings: Sightings) -> None:
     for _ in range(3):
         sightings.see(chain_of([1] * 300))
     counts = sightings.statistics()
-    assert (counts.entries, counts.prompts, counts.second_sights) == (2, 3, 2)
+    assert (counts.boundaries, counts.prompts, counts.second_sights) == (2, 3, 2)
 
 
 @pytest.mark.parametrize("sizes", [{"step_tokens": 0}, {"step_tokens": 64, "capacity": 0}])
@@ -100,5 +100,5 @@ def test_against_a_list_of_everything_seen(history: list[tuple[list[int], int]])
         common = max((len(prefix) for prefix in unserved if prefix in lacking), default=0)
         assert sightings.see(chain_of(tokens), served_tokens=64 * served) == 64 * common
         lacking |= set(unserved)
-        assert sightings.statistics().entries == len(lacking)
+        assert sightings.statistics().boundaries == len(lacking)
         sightings.check_integrity()

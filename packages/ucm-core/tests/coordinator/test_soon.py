@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from spec_rows import blocks, chain, snapshot, states, table, whole
 
 from ucm_core.coordinator.coordinator import Verdict
-from ucm_core.coordinator.resolve import Presence, alignment, resolve_hit, unite, voters
+from ucm_core.coordinator.coverage import alignment, voters
+from ucm_core.coordinator.presence import Presence, unite
+from ucm_core.coordinator.resolve import resolve_hit
 from ucm_core.coordinator.soon import MAX_STATES
 from ucm_core.errors import StoreError
 from ucm_core.spec.keys import PrefixChain

@@ -227,7 +227,7 @@ class Machine(RuleBasedStateMachine):
     def memory_is_bounded(self) -> None:
         now = self.coordinator.statistics()
         assert max(now.suspects.values()) <= BOUNDS.suspects
-        assert now.checkpoints["state"].entries <= BOUNDS.checkpoints
+        assert now.checkpoints["state"].states <= BOUNDS.checkpoints
         assert self.leases.statistics().objects <= LEASED * len(ROWS)
 
     def teardown(self) -> None:

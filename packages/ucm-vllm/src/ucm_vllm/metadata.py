@@ -46,13 +46,13 @@ class LoadPlan:
     """False: before the forward of this very step. True: reported as received when it is there."""
     possible: bool = True
     """False when vLLM resumes where nothing can be served: every block is reported as failed."""
-    generation: int = 0
+    use: int = 0
     """Which use of the request's id it belongs to; 0: of a request that is not known."""
 
     @property
-    def use(self) -> Attempt:
+    def attempt(self) -> Attempt:
         """What leases are kept by."""
-        return Attempt(self.request_id, self.generation)
+        return Attempt(self.request_id, self.use)
 
     def pages(self) -> set[int]:
         """Every engine block that the load would write."""

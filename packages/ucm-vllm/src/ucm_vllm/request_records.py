@@ -1,4 +1,4 @@
-"""What the scheduler half remembers of each request: its chain, its attempt, how far it is saved."""
+"""What the scheduler half remembers of each request: its chain, its account, how far it is saved."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ucm_core.coordinator.attempts import Attempt
 from ucm_core.spec.keys import PrefixChain
 from ucm_vllm.request_identity import RequestIdentities
 
-MAX_LOAD_ATTEMPTS = 2
+MAX_LOAD_TRIES = 2
 """Asynchronous loads in a row that may fail: vLLM asks again after each, which must not go on for ever."""
 
 
 class RequestRecord:
-    """One request from its arrival to its end; an attempt begins whenever vLLM asks for it from token 0."""
+    """One request from its arrival to its end; it begins anew whenever vLLM asks for it from token 0."""
 
-    def __init__(self, request: Any, chain: PrefixChain | None, *, generation: int = 0) -> None:
+    def __init__(self, request: Any, chain: PrefixChain | None, *, use: int = 0) -> None:
         self.request = request
         """``vllm.v1.request.Request``."""
-        self.use = Attempt(request.request_id, generation)
+        self.attempt = Attempt(request.request_id, use)
         """Names this use of the request's id in the ledger of leases."""
         self.chain = chain
         """None: not cacheable."""
         self.local_tokens = 0
-        """What vLLM held itself when this attempt began."""
-        self.load_attempts = 0
+        """What vLLM held itself when it last began."""
+        self.load_tries = 0
         """Asynchronous loads begun since the last one that succeeded."""
         self.loading = False
         """An asynchronous load is under way."""
@@ -37,22 +37,22 @@ class RequestRecord:
         self.common_tokens: int | None = None
         """Where an earlier prompt could not be served either; None: not looked for yet."""
         self.cursors: dict[str, int] = {}
-        """Per row, blocks ``[0, cursor)`` are stored, planned or cannot be saved in this attempt."""
+        """Per row, blocks ``[0, cursor)`` are stored, planned or cannot be saved since it last began."""
         self.account = TokenAccount(0, 0)
-        """Where this attempt's tokens come from."""
+        """Where its tokens come from, since it last began."""
         self.admitted = False
-        """vLLM has taken the attempt up; until then asking again changes no account."""
+        """vLLM has taken it up; until then asking again changes no account."""
         self.retrying = False
-        """An asynchronous load failed: vLLM asks again within the same attempt."""
+        """An asynchronous load failed: when vLLM asks again the account goes on."""
         self._load_pages: Sequence[int] = ()
 
     @property
     def may_load(self) -> bool:
         """False when its loads keep failing, and where vLLM would discard the answer."""
-        return self.load_attempts < MAX_LOAD_ATTEMPTS and not self.request.skip_reading_prefix_cache
+        return self.load_tries < MAX_LOAD_TRIES and not self.request.skip_reading_prefix_cache
 
-    def begin_attempt(self, local_tokens: int) -> None:
-        """Begin anew: vLLM holds ``[0, local_tokens)`` and nothing else of this request."""
+    def begin_anew(self, local_tokens: int) -> None:
+        """VLLM asks from token 0: it holds ``[0, local_tokens)`` and nothing else of this request."""
         self.local_tokens = local_tokens
         self.loading = False
         self.trusted = True
@@ -65,12 +65,12 @@ class RequestRecord:
     def begin_load(self, *, asynchronous: bool) -> None:
         """A load is planned; a synchronous one ends with its step, whatever becomes of it."""
         self.loading = asynchronous
-        self.load_attempts += asynchronous
+        self.load_tries += asynchronous
 
     def end_load(self) -> None:
         """The asynchronous load came, or there was none."""
         if self.loading:
-            self.load_attempts = 0
+            self.load_tries = 0
         self.loading = False
 
     def admit(self, external_tokens: int, pages: Sequence[int]) -> None:
@@ -86,7 +86,7 @@ class RequestRecord:
         self.retrying = self.loading
 
     def close_account(self) -> None:
-        """Count the attempt, if there was one, and begin a new account."""
+        """Count what vLLM took up, if it did, and begin a new account."""
         if self.admitted:
             self.account.count()
             self.account, self.admitted = TokenAccount(0, 0), False
@@ -111,7 +111,7 @@ class RequestRecords:
         self._identities = identities
         self._grain_tokens = grain_tokens
         self._records: dict[str, RequestRecord] = {}
-        self._generations = itertools.count(1)
+        self._uses = itertools.count(1)
         self._distrusts_local = False
 
     def __len__(self) -> int:
@@ -121,17 +121,15 @@ class RequestRecords:
         """The record of a request, None when it is not known (any more)."""
         return self._records.get(request_id)
 
-    def attempt(self, request: Any, local_tokens: int) -> RequestRecord:
-        """The record of ``request`` at the beginning of an attempt; repeating the call changes nothing."""
+    def begin(self, request: Any, local_tokens: int) -> RequestRecord:
+        """The record of ``request`` when vLLM asks from token 0; repeating the call changes nothing."""
         record = self._records.get(request.request_id)
         if record is None or record.request is not request:
             self.finish(request.request_id)
-            record = self._records[request.request_id] = RequestRecord(
-                request, None, generation=next(self._generations)
-            )
+            record = self._records[request.request_id] = RequestRecord(request, None, use=next(self._uses))
         if record.chain is None:
             record.chain = self._chain(request)
-        record.begin_attempt(local_tokens)
+        record.begin_anew(local_tokens)
         record.trusted = not (self._distrusts_local and local_tokens)
         return record
 

@@ -81,7 +81,7 @@ class SchedulerHalf:
     def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int, bool]:
         """(tokens that can be loaded past ``local_tokens``, asynchronously?); (0, False) in any doubt."""
         self._let_go(request.request_id, unless=request)
-        record = self._records.attempt(request, local_tokens)
+        record = self._records.begin(request, local_tokens)
         new_tokens = self._promise(record)
         if new_tokens > 0:
             return new_tokens, self._spec.loads_asynchronously
@@ -102,14 +102,14 @@ class SchedulerHalf:
         if record.common_tokens is None:
             served = max(verdict.hit.resume_tokens, record.local_tokens)
             record.common_tokens = self._retention.see(chain, served_tokens=served)
-        cache.lease(verdict, record.use)
+        cache.lease(verdict, record.attempt)
         return verdict.hit.new_tokens
 
     def _let_go(self, request_id: str, *, unless: Any = None) -> None:
         """End the lease of a request, if it is known and is not that of ``unless``."""
         record, cache = self._records.get(request_id), self._cache.current
         if record is not None and cache is not None and record.request is not unless:
-            cache.release(record.use)
+            cache.release(record.attempt)
 
     def allocated(self, request: Any, tables: Tables, *, external_tokens: int) -> None:
         """Plan the load of exactly ``external_tokens``, which may be fewer than promised, or 0."""
@@ -229,16 +229,16 @@ class SchedulerHalf:
         """Exactly [local, resume); reported as failed when some row cannot serve ``resume``."""
         asynchronous, transfers = self._spec.loads_asynchronously, None
         begin, end = 0, request.num_tokens  # where it is not known what vLLM holds: all that it may hold
-        generation = 0
+        use = 0
         if record is not None:
             begin, end = record.local_tokens, record.local_tokens + external_tokens
             record.begin_load(asynchronous=asynchronous)
-            generation = record.use.generation
+            use = record.attempt.use
             transfers = self._transfers(record, tables, end)
         possible = transfers is not None
         if transfers is None:
             transfers = self._planner.range_of(begin_tokens=begin, end_tokens=end, tables=tables)
-        return LoadPlan(request.request_id, transfers, asynchronous, possible=possible, generation=generation)
+        return LoadPlan(request.request_id, transfers, asynchronous, possible=possible, use=use)
 
     @guarded("load_plan", lambda: None)
     def _transfers(
@@ -252,7 +252,7 @@ class SchedulerHalf:
         verdict = self._verdict(cache, chain, asked, local_tokens=record.local_tokens)
         if verdict.hit.resume_tokens != resume_tokens:
             return None
-        cache.lease(verdict, record.use)
+        cache.lease(verdict, record.attempt)
         cache.touch(verdict)
         for row in self._spec.table.snapshot_rows:
             self._has_room(cache, row, verdict.keys[row.name])

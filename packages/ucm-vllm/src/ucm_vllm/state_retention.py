@@ -11,9 +11,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ucm_core.coordinator.coverage import joint_step
 from ucm_core.coordinator.density import DensityBudget, DensityStatistics
 from ucm_core.coordinator.lookups import Clock
-from ucm_core.coordinator.retention import Progress, RetentionPolicy, joint_step, keep
+from ucm_core.coordinator.retention import Progress, RetentionPolicy, keep
 from ucm_core.coordinator.sightings import Sightings, SightingsStatistics
 from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.table import SpecRow
@@ -80,7 +81,7 @@ class StateRetention:
             self._budgets[row_name].forget(keys)
 
     def statistics(self) -> StateRetentionStatistics:
-        """A snapshot of the counts."""
+        """A moment of the counts."""
         budgets = {name: budget.statistics() for name, budget in self._budgets.items()}
         return StateRetentionStatistics(self._sightings.statistics(), budgets)
 

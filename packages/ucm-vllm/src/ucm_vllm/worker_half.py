@@ -237,7 +237,7 @@ class WorkerHalf:
         if not failed and load.namespace != namespace:
             failed = [load.nothing()]
         self._news.failed += failed
-        self._news.ended.add(load.plan.use)
+        self._news.ended.add(load.plan.attempt)
         if failed:
             rows = ", ".join(sorted({each.row for each in failed if each.row}))
             border.complaints.say(

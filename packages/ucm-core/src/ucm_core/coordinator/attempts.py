@@ -17,8 +17,8 @@ class Attempt:
 
     request_id: str
     """The engine's name for the request."""
-    generation: int = 0
-    """Tells uses of the same id apart; whoever hands out the id counts them."""
+    use: int = 0
+    """Which use of that id; whoever hands out ids counts them."""
 
     def __str__(self) -> str:
-        return f"{self.request_id}#{self.generation}"
+        return f"{self.request_id}#{self.use}"

@@ -1,12 +1,11 @@
 """The directory of checkpoints: a cache of which states the store holds, never the truth about it.
 
 A key it does not know is asked of the store, in one batch, so it works across processes, engines and restarts
-without any protocol. Only presence is remembered. Nothing is announced on eviction: an entry may be stale, so
-the coordinator confirms the state that it is about to promise, and a failed load removes the entry. An
-answer that was on its way when something newer was told changes nothing here, whichever it says.
+without any protocol. Only presence is remembered. Nothing is announced on eviction: what it says may be
+stale, so the coordinator confirms the state that it is about to promise, and a failed load makes it forget.
+An answer that was on its way when something newer was told changes nothing here, whichever it says.
 
-Entries are object names (16 bytes): a digest commits to its position and a key to its row, so neither is
-kept.
+It holds object names (16 bytes): a digest commits to its position and a key to its row, so neither is kept.
 """
 
 from __future__ import annotations
@@ -17,21 +16,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ucm_core.coordinator.lookups import Keys, names_of
+from ucm_core.coordinator.presence import Mask
 from ucm_core.errors import SpecError
 
 __all__ = ["CheckpointStatistics", "Checkpoints"]
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatistics:
     """What the directory of one row holds and did."""
 
-    entries: int
+    states: int
     """States known to exist."""
     capacity: int
     """The most that are remembered; the least recently used is forgotten first."""
@@ -97,18 +94,18 @@ class Checkpoints:
                 if not room or removals != self._removals:
                     break
                 self._remember(names_of(names[:room]))
-        return self.statistics().entries
+        return self.statistics().states
 
     def statistics(self) -> CheckpointStatistics:
-        """Return a snapshot of the counts."""
+        """Return a moment of the counts."""
         with self._lock:
             return CheckpointStatistics(len(self._known), self._capacity, self._answered, self._asked)
 
     def check_integrity(self) -> None:
         """Raise SpecError when the bound does not hold."""
-        entries = self.statistics().entries
-        if entries > self._capacity:
-            raise SpecError(f"the directory holds {entries} states, above its capacity of {self._capacity}")
+        states = self.statistics().states
+        if states > self._capacity:
+            raise SpecError(f"the directory holds {states} states, above its capacity of {self._capacity}")
 
     def _recall(self, keys: Keys) -> Mask:
         names = names_of(keys)

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from numbers import Integral
 
 import numpy as np
-import numpy.typing as npt
 
 from ucm_core.coordinator.checkpoints import Checkpoints, CheckpointStatistics
+from ucm_core.coordinator.coverage import cached_rows, voter, voters
 from ucm_core.coordinator.explain import Explanation, explain
 from ucm_core.coordinator.leases import Lease
 from ucm_core.coordinator.lookups import Clock, Keys, Lookup, LookupStatistics, RowLookup, Suspects
-from ucm_core.coordinator.resolve import Ask, Hit, cached_rows, resolve_rows, voter, voters, with_local
+from ucm_core.coordinator.presence import Mask
+from ucm_core.coordinator.resolve import Ask, Hit, resolve_rows, with_local
 from ucm_core.coordinator.shelf import Shelf
 from ucm_core.coordinator.soon import Soon
 from ucm_core.coordinator.survey import Survey
@@ -31,8 +32,6 @@ from ucm_core.spec.rows import MAX_NUMBER
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 
 __all__ = ["Coordinator", "CoordinatorLimits", "CoordinatorStatistics", "Verdict"]
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +222,7 @@ class Coordinator:
         )
 
     def statistics(self) -> CoordinatorStatistics:
-        """Return a snapshot of the counts."""
+        """Return a moment of the counts."""
         return CoordinatorStatistics(
             self._verdicts,
             self._hits,

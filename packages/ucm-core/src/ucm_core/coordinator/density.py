@@ -95,7 +95,7 @@ class DensityBudget:
             self._seen.pop(key, None)
 
     def statistics(self) -> DensityStatistics:
-        """Return a snapshot of the counts."""
+        """Return a moment of the counts."""
         return DensityStatistics(len(self._seen), self._capacity, self._sights, self._fallen)
 
     def check_integrity(self) -> None:

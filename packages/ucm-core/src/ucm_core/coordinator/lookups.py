@@ -19,19 +19,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ucm_core.coordinator.presence import Mask
 from ucm_core.errors import SpecError, UcmError
+from ucm_core.spec.keys import NAME_BYTES
 
 __all__ = ["Clock", "Keys", "Lookup", "LookupStatistics", "RowLookup", "Suspects", "names_of"]
 
 Keys = npt.NDArray[np.uint8]
 """Object keys, ``uint8[n, 32]``."""
-Mask = npt.NDArray[np.bool_]
 Lookup = Callable[[Keys], npt.ArrayLike]
 """What a store offers: one truth value per key, ``[n]``, for one whole batch."""
 Clock = Callable[[], float]
 """Seconds that never go back."""
 
-NAME_BYTES = 16
 _FAILURES = (UcmError, OSError, RuntimeError, ValueError)
 
 _log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class RowLookup:
         return present & ~self._suspects.among(keys) if len(self._suspects) else present
 
     def statistics(self) -> LookupStatistics:
-        """Return a snapshot of the counts."""
+        """Return a moment of the counts."""
         with self._lock:
             return LookupStatistics(self._calls, self._keys, self._failures)
 

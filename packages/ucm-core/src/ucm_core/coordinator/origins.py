@@ -7,18 +7,14 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from ucm_core.coordinator.lookups import Keys, names_of
 from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.table import SpecRow
 
-Keys = npt.NDArray[np.uint8]
-
 MAX_ORIGINS = 65_536
 """Blocks remembered, the latest; about 4 bytes per token."""
-
-_NAMED_BYTES = 16
 
 _Entry = tuple[bytes, bytes | None, int, npt.NDArray[Any]]
 """An `Origin` with its tokens as an array: a tenth of the memory."""
@@ -50,11 +46,11 @@ class Origins:
         """``keys`` (``uint8[n, 32]``) are the blocks from ``begin_block`` on of ``row`` in ``chain``."""
         size = row.block_tokens
         with self._lock:
-            for block, key in enumerate(keys, begin_block):
+            for block, name in enumerate(names_of(keys), begin_block):
                 begin, end = block * size, (block + 1) * size
                 parent = chain.digest_at(begin) if begin else None
                 entry = chain.digest_at(end), parent, begin, chain.token_ids(begin, end)
-                self._known[row.name, key[:_NAMED_BYTES].tobytes()] = entry
+                self._known[row.name, name] = entry
             while len(self._known) > self._capacity:
                 self._known.popitem(last=False)
 

@@ -13,48 +13,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ucm_core.coordinator.boundaries import boundaries, deepest, depth_of, joint, served, token_count
+from ucm_core.coordinator.boundaries import deepest, depth_of, joint, token_count
 from ucm_core.coordinator.coverage import (
     alignment,
     cached_rows,
     candidate_positions,
     coverage,
-    coverage_bounds,
     voter,
     voters,
 )
 from ucm_core.coordinator.presence import (
     ABSENT,
     Presence,
-    combine_ranks,
-    combine_slices,
     unite,
     without,
 )
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 
-__all__ = [
-    "Ask",
-    "Hit",
-    "Presence",
-    "alignment",
-    "boundaries",
-    "cached_rows",
-    "candidate_positions",
-    "clamp_followers",
-    "combine_ranks",
-    "combine_slices",
-    "coverage",
-    "coverage_bounds",
-    "resolve_hit",
-    "resolve_rows",
-    "rewind",
-    "served",
-    "unite",
-    "voter",
-    "voters",
-    "with_local",
-]
+__all__ = ["Ask", "Hit", "clamp_followers", "resolve_hit", "resolve_rows", "rewind", "with_local"]
 
 
 @dataclass(frozen=True, slots=True)

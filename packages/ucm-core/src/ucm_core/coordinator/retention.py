@@ -22,12 +22,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
-from ucm_core.coordinator.coverage import joint_step
 from ucm_core.errors import SpecError
 from ucm_core.spec.rows import MAX_NUMBER, is_count
 from ucm_core.spec.table import SpecRow
 
-__all__ = ["Progress", "RetentionPolicy", "joint_step", "keep", "positions", "retention_step"]
+__all__ = ["Progress", "RetentionPolicy", "keep", "positions", "retention_step"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core.coordinator.checkpoints import Checkpoints
+from ucm_core.coordinator.coverage import Positions
 from ucm_core.coordinator.lookups import Keys, RowLookup, Suspects
-from ucm_core.coordinator.presence import Presence
+from ucm_core.coordinator.presence import Mask, Presence
 from ucm_core.errors import SpecError
 from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.table import RowKind, SpecRow
 
 __all__ = ["Shelf"]
-
-Mask = npt.NDArray[np.bool_]
-Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ __all__ = ["Sightings", "SightingsStatistics"]
 class SightingsStatistics:
     """What the memory of sights holds and found."""
 
-    entries: int
+    boundaries: int
     """Boundaries remembered."""
     capacity: int
     """The most that are remembered."""
@@ -64,7 +64,7 @@ class Sightings:
         return common * self._step_tokens
 
     def statistics(self) -> SightingsStatistics:
-        """Return a snapshot of the counts."""
+        """Return a moment of the counts."""
         return SightingsStatistics(len(self._seen), self._capacity, self._prompts, self._second_sights)
 
     def check_integrity(self) -> None:

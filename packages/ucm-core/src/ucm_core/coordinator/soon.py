@@ -12,19 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from ucm_core.coordinator.coverage import Positions, alignment, coverage, voters
 from ucm_core.coordinator.lookups import Keys, Lookup, RowLookup, Suspects
-from ucm_core.coordinator.resolve import Hit, alignment, coverage, resolve_rows, voters, with_local
+from ucm_core.coordinator.presence import Mask
+from ucm_core.coordinator.resolve import Hit, resolve_rows, with_local
 from ucm_core.coordinator.shelf import Shelf
 from ucm_core.coordinator.survey import Survey
 from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 
 __all__ = ["Soon"]
-
-Mask = npt.NDArray[np.bool_]
-Positions = npt.NDArray[np.int64]
 
 MAX_STATES = 16
 """States of a row that may be asked about at first: the deepest ones."""

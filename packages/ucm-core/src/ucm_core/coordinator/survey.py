@@ -12,20 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from ucm_core.coordinator.boundaries import prefix_blocks, served
-from ucm_core.coordinator.coverage import candidate_positions, coverage_bounds, voter
-from ucm_core.coordinator.presence import Presence
+from ucm_core.coordinator.coverage import Positions, candidate_positions, coverage_bounds, voter
+from ucm_core.coordinator.presence import Mask, Presence
 from ucm_core.coordinator.resolve import Ask
 from ucm_core.coordinator.shelf import Shelf
 from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 
 __all__ = ["Survey"]
-
-Mask = npt.NDArray[np.bool_]
-Positions = npt.NDArray[np.int64]
 
 # Sizes of the first batch; later ones grow by _GROWTH: a cold prompt costs one small batch, a warm one few
 # calls.

@@ -38,6 +38,7 @@ from ucm_core.spec.rows import is_count
 
 __all__ = [
     "DIGEST_BYTES",
+    "NAME_BYTES",
     "LoraIdentity",
     "MediaItem",
     "PrefixChain",
@@ -48,6 +49,8 @@ __all__ = [
 ]
 
 DIGEST_BYTES = 32
+NAME_BYTES = 16
+"""Leading bytes of a key that are the object's name."""
 _NARROW_MAX = 0xFFFF_FFFF
 _SEED_TAG = b"sglang-cache-namespace-v1"
 _MEDIA_TAG = b"ucm-media-v1"
@@ -311,7 +314,7 @@ def row_seed(namespace_digest: bytes, row_name: str) -> bytes:
 
 
 def object_keys(seed: bytes, digests: Digests) -> Digests:
-    """Return ``seed XOR digest`` for each row of ``uint8[n, 32]``; the first 16 bytes name the object."""
+    """Return ``seed XOR digest`` for each row of ``uint8[n, 32]``; the first `NAME_BYTES` name the object."""
     if len(seed) != DIGEST_BYTES or digests.ndim != 2 or digests.shape[1] != DIGEST_BYTES:
         raise SpecError(f"object keys need a {DIGEST_BYTES}-byte seed and digests [n, {DIGEST_BYTES}]")
     words = np.ascontiguousarray(digests).view(np.uint64)

@@ -26,6 +26,7 @@ from ucm_core import _native
 from ucm_core.errors import StoreError
 from ucm_core.flow.ticket import ResultCode
 from ucm_core.ops import metrics
+from ucm_core.spec.keys import NAME_BYTES
 from ucm_core.store import names
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.journal import Place
@@ -175,7 +176,7 @@ class FileTier:
         listed = map(_name_of, self._files())
         try:
             while found := list(itertools.islice(listed, SLICE_NAMES)):
-                yield np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, names.NAMED_BYTES)
+                yield np.frombuffer(b"".join(found), dtype=np.uint8).reshape(-1, NAME_BYTES)
         except OSError as error:
             self._tell("list", _failure(error))
 
@@ -263,14 +264,12 @@ class FileTier:
         except OSError:
             return None
         key = head[_KEY_AT:_ROW_AT]
-        ours = head[_ROW_AT:_HEAD_BYTES] == self._row_digest and entry.name.startswith(
-            key[: names.NAMED_BYTES].hex()
-        )
+        ours = head[_ROW_AT:_HEAD_BYTES] == self._row_digest and entry.name.startswith(key[:NAME_BYTES].hex())
         return key if ours else None
 
 
 def _name_of(entry: os.DirEntry[str]) -> bytes:
-    return bytes.fromhex(entry.name[: 2 * names.NAMED_BYTES])
+    return bytes.fromhex(entry.name[: 2 * NAME_BYTES])
 
 
 def _codes(results: Results) -> Codes:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ucm_core.store.names import NAMED_BYTES
+from ucm_core.spec.keys import NAME_BYTES
 
 Names = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
@@ -142,7 +142,7 @@ class Journal:
 
         ``exist`` looks at the medium: what is not as it was told is told again, as it is.
         """
-        names = np.ascontiguousarray(names[:, :NAMED_BYTES])
+        names = np.ascontiguousarray(names[:, :NAME_BYTES])
         while self._listeners and len(names):
             for listener in self._listeners:
                 listener.add(Change(place, names, stored))
@@ -150,7 +150,7 @@ class Journal:
 
     def tell_absent(self, place: Place, names: Names, *, exist: Callable[[Names], Mask]) -> None:
         """Somebody asked for ``names`` and they are not there; told if a listener may believe otherwise."""
-        names = names[:, :NAMED_BYTES]
+        names = names[:, :NAME_BYTES]
         believed = np.zeros(len(names), dtype=np.bool_)
         for listener in self._listeners:
             believed |= listener.believes(place, names)

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ucm_core.spec.keys import NAME_BYTES
+
 FAN_OUT_DIGITS = 3
 """Leading hex digits of an object's name that choose its folder."""
-NAMED_BYTES = 16
-"""Leading bytes of a key that are in an object's name."""
 MANIFEST = "manifest.json"
 
 _PLAIN = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,63}")
@@ -63,8 +63,8 @@ def is_namespace(name: str) -> bool:
 def object_names(keys: npt.NDArray[np.uint8], segment: str) -> list[bytes]:
     """Return "<folder>/<file>" below the row's directory for each key of ``uint8[n, 32]``."""
     suffix = f".{segment}"
-    digits = keys[:, :NAMED_BYTES].tobytes().hex()
-    width = 2 * NAMED_BYTES
+    digits = keys[:, :NAME_BYTES].tobytes().hex()
+    width = 2 * NAME_BYTES
     cut = (digits[begin : begin + width] for begin in range(0, len(digits), width))
     return [f"{name[:FAN_OUT_DIGITS]}/{name}{suffix}".encode() for name in cut]
 
