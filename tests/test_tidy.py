@@ -210,6 +210,18 @@ def test_the_core_takes_from_its_facade_only_the_native_module() -> None:
     assert {name for name in taken if not name.endswith(": _native")} == set()
 
 
+def test_the_checks_of_the_house_need_no_built_package() -> None:
+    # Their environment has none, so an import of one stops all of them.
+    taken = {
+        f"{module.path.name}: {ast.unparse(node)}"
+        for module in modules("test")
+        if module.path.parent == ROOT / "tests"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Import | ast.ImportFrom) and "ucm_" in ast.unparse(node)
+    }
+    assert taken == set()
+
+
 @pytest.mark.parametrize("call", ["time.sleep", "sleep"])
 def test_tests_wait_on_the_thing_and_never_sleep(call: str) -> None:
     sleeps = [
