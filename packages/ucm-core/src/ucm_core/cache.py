@@ -34,14 +34,13 @@ from ucm_core.opening import check_grain, retention_policies, settings_of
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spaces import Space, Spaces
 from ucm_core.spec.identity import ModelIdentity
-from ucm_core.spec.keys import MediaItem, PrefixChain, RequestIdentity, Tokens, object_keys
+from ucm_core.spec.keys import Keys, MediaItem, PrefixChain, RequestIdentity, Tokens, object_keys
 from ucm_core.spec.table import RowKind, SpecTable
 from ucm_core.store.absent import ObjectStore
 from ucm_core.store.block import BlockStoreStatistics
 from ucm_core.store.journal import MAX_EVENT_NAMES
 from ucm_core.store.root import RootStatistics
 from ucm_core.store.stack import RowPlan, plan_rows
-from ucm_core.store.tiers import Keys
 
 Payloads = npt.NDArray[np.uint8]
 """Blocks of one row, ``uint8[blocks, units, unit_bytes]``."""

@@ -9,9 +9,9 @@ import numpy as np
 
 from ucm_core.coordinator.coordinator import Coordinator, CoordinatorLimits
 from ucm_core.coordinator.coverage import cached_rows
-from ucm_core.coordinator.lookups import Keys, names_of
+from ucm_core.coordinator.lookups import names_of
 from ucm_core.coordinator.presence import Presence
-from ucm_core.spec.keys import PrefixChain, RequestIdentity, object_keys, row_seed
+from ucm_core.spec.keys import Keys, PrefixChain, RequestIdentity, object_keys, row_seed
 from ucm_core.spec.table import RowKind, SpecTable
 
 NAMESPACE = bytes(range(32))

@@ -11,8 +11,8 @@ from collections import Counter
 
 import numpy as np
 
-from ucm_core.coordinator.lookups import Keys
 from ucm_core.errors import StoreError
+from ucm_core.spec.keys import Keys
 
 
 class PinsDouble:

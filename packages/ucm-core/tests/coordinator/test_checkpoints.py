@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucm_core.coordinator.checkpoints import Checkpoints
-from ucm_core.coordinator.lookups import Keys
 from ucm_core.errors import SpecError
+from ucm_core.spec.keys import Keys
 
 Ask = Callable[[Checkpoints, Keys], object]
 

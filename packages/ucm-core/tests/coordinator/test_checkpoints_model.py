@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucm_core.coordinator.checkpoints import Checkpoints
-from ucm_core.coordinator.lookups import Keys
+from ucm_core.spec.keys import Keys
 
 NUMBERS = st.integers(0, 3)
 PLAIN = st.tuples(st.sampled_from(["save", "fail", "evict", "heal", "rebuild"]), NUMBERS, st.just([]))

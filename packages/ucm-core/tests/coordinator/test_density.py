@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucm_core.coordinator.density import DensityBudget, state_value
-from ucm_core.coordinator.lookups import Keys
 from ucm_core.errors import SpecError
+from ucm_core.spec.keys import Keys
 
 HOUR_S = 3600.0
 TICK_S = 0.7310585

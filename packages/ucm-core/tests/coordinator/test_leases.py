@@ -17,8 +17,8 @@ from ring_double import RingDouble
 
 from ucm_core.coordinator.attempts import Attempt
 from ucm_core.coordinator.leases import LeasedRow, Leases
-from ucm_core.coordinator.lookups import Keys
 from ucm_core.errors import SpecError
+from ucm_core.spec.keys import Keys
 
 R1, R2, R3 = (Attempt(name) for name in ("r1", "r2", "r3"))
 

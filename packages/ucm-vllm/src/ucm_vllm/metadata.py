@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from ucm_core.coordinator.attempts import Attempt
 from ucm_core.spec.identity import ModelIdentity
+from ucm_core.spec.keys import Keys
 from ucm_vllm.block_tables import NULL_PAGE, PAGE, PAYLOAD, Mask
 
-Keys = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 
 

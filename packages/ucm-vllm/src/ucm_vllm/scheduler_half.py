@@ -22,13 +22,13 @@ from ucm_core.cache import Cache
 from ucm_core.coordinator.coordinator import Verdict
 from ucm_core.coordinator.retention import Progress
 from ucm_core.errors import IdentityError
-from ucm_core.spec.keys import PrefixChain
+from ucm_core.spec.keys import Keys, PrefixChain
 from ucm_core.spec.table import SpecRow
 from ucm_vllm import border
 from ucm_vllm.border import guarded
 from ucm_vllm.broken_pages import BrokenPages
 from ucm_vllm.engine_cache import EngineCache
-from ucm_vllm.metadata import Handshake, Keys, LoadPlan, RowTransfer, SavePlan, StepPlan, WorkerReport
+from ucm_vllm.metadata import Handshake, LoadPlan, RowTransfer, SavePlan, StepPlan, WorkerReport
 from ucm_vllm.request_identity import RequestIdentities
 from ucm_vllm.request_records import RequestRecord, RequestRecords
 from ucm_vllm.spec_from_engine import EngineSpec

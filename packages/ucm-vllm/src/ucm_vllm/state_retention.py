@@ -16,10 +16,9 @@ from ucm_core.coordinator.density import DensityBudget, DensityStatistics
 from ucm_core.coordinator.lookups import Clock
 from ucm_core.coordinator.retention import Progress, RetentionPolicy, keep
 from ucm_core.coordinator.sightings import Sightings, SightingsStatistics
-from ucm_core.spec.keys import PrefixChain
+from ucm_core.spec.keys import Keys, PrefixChain
 from ucm_core.spec.table import SpecRow
 from ucm_vllm.block_tables import NULL_PAGE
-from ucm_vllm.metadata import Keys
 from ucm_vllm.spec_from_engine import EngineSpec
 
 Offers = Mapping[int, Mapping[int, int]]

@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from ucm_core.coordinator.coordinator import Verdict
+from ucm_core.spec.keys import Keys
 from ucm_core.spec.layout import block_pieces
 from ucm_core.spec.table import RowKind, SpecRow
 from ucm_vllm.block_tables import NULL_PAGE, PAGE, PAYLOAD, held, of_payloads, state_pieces, whole
-from ucm_vllm.metadata import Int64s, Keys, RowTransfer
+from ucm_vllm.metadata import Int64s, RowTransfer
 from ucm_vllm.spec_from_engine import EngineSpec, RowGroup
 
 Tables = Sequence[Sequence[int]]

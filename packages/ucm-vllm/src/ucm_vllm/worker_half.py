@@ -25,22 +25,14 @@ from ucm_core.cache import Cache
 from ucm_core.coordinator.attempts import Attempt
 from ucm_core.flow.copy import EngineBlocks
 from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.spec.keys import Keys
 from ucm_core.spec.layout import EngineLayout
 from ucm_core.spec.table import RowKind
 from ucm_vllm import border
 from ucm_vllm.block_tables import Mask
 from ucm_vllm.engine_cache import EngineCache, Generation
 from ucm_vllm.layout_from_engine import Backend, build_layouts
-from ucm_vllm.metadata import (
-    FailedLoad,
-    Handshake,
-    Keys,
-    LoadPlan,
-    RowTransfer,
-    SavePlan,
-    StepPlan,
-    WorkerReport,
-)
+from ucm_vllm.metadata import FailedLoad, Handshake, LoadPlan, RowTransfer, SavePlan, StepPlan, WorkerReport
 from ucm_vllm.spec_from_engine import EngineSpec
 
 IDLE_WAIT_S = 0.005

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ucm_core.coordinator.lookups import Keys, names_of
+from ucm_core.coordinator.lookups import names_of
 from ucm_core.coordinator.presence import Mask
 from ucm_core.errors import SpecError
+from ucm_core.spec.keys import Keys
 
 __all__ = ["CheckpointStatistics", "Checkpoints"]
 

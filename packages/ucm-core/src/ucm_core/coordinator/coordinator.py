@@ -20,14 +20,14 @@ from ucm_core.coordinator.checkpoints import Checkpoints, CheckpointStatistics
 from ucm_core.coordinator.coverage import cached_rows, voter, voters
 from ucm_core.coordinator.explain import Explanation, explain
 from ucm_core.coordinator.leases import Lease
-from ucm_core.coordinator.lookups import Clock, Keys, Lookup, LookupStatistics, RowLookup, Suspects
+from ucm_core.coordinator.lookups import Clock, Lookup, LookupStatistics, RowLookup, Suspects
 from ucm_core.coordinator.presence import Mask
 from ucm_core.coordinator.resolve import Ask, Hit, resolve_rows, with_local
 from ucm_core.coordinator.shelf import Shelf
 from ucm_core.coordinator.soon import Soon
 from ucm_core.coordinator.survey import Survey
 from ucm_core.errors import SpecError
-from ucm_core.spec.keys import PrefixChain
+from ucm_core.spec.keys import Keys, PrefixChain
 from ucm_core.spec.rows import MAX_NUMBER
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ucm_core.coordinator.lookups import Clock, Keys
+from ucm_core.coordinator.lookups import Clock
 from ucm_core.errors import SpecError
+from ucm_core.spec.keys import Keys
 
 __all__ = ["DensityBudget", "DensityStatistics", "state_value"]
 

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ucm_core.coordinator.attempts import Attempt
-from ucm_core.coordinator.lookups import Clock, Keys
+from ucm_core.coordinator.lookups import Clock
 from ucm_core.errors import SpecError, UcmError
+from ucm_core.spec.keys import Keys
 
 __all__ = ["Lease", "LeaseStatistics", "LeasedRow", "Leases", "Pinned"]
 

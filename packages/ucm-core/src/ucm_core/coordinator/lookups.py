@@ -21,12 +21,10 @@ import numpy.typing as npt
 
 from ucm_core.coordinator.presence import Mask
 from ucm_core.errors import SpecError, UcmError
-from ucm_core.spec.keys import NAME_BYTES
+from ucm_core.spec.keys import NAME_BYTES, Keys
 
-__all__ = ["Clock", "Keys", "Lookup", "LookupStatistics", "RowLookup", "Suspects", "names_of"]
+__all__ = ["Clock", "Lookup", "LookupStatistics", "RowLookup", "Suspects", "names_of"]
 
-Keys = npt.NDArray[np.uint8]
-"""Object keys, ``uint8[n, 32]``."""
 Lookup = Callable[[Keys], npt.ArrayLike]
 """What a store offers: one truth value per key, ``[n]``, for one whole batch."""
 Clock = Callable[[], float]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ucm_core.coordinator.lookups import Keys, names_of
-from ucm_core.spec.keys import PrefixChain
+from ucm_core.coordinator.lookups import names_of
+from ucm_core.spec.keys import Keys, PrefixChain
 from ucm_core.spec.table import SpecRow
 
 MAX_ORIGINS = 65_536

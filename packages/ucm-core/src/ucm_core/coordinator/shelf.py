@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from ucm_core.coordinator.checkpoints import Checkpoints
 from ucm_core.coordinator.coverage import Positions
-from ucm_core.coordinator.lookups import Keys, RowLookup, Suspects
+from ucm_core.coordinator.lookups import RowLookup, Suspects
 from ucm_core.coordinator.presence import Mask, Presence
 from ucm_core.errors import SpecError
-from ucm_core.spec.keys import PrefixChain
+from ucm_core.spec.keys import Keys, PrefixChain
 from ucm_core.spec.table import RowKind, SpecRow
 
 __all__ = ["Shelf"]

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ucm_core.coordinator.coverage import Positions, alignment, coverage, voters
-from ucm_core.coordinator.lookups import Keys, Lookup, RowLookup, Suspects
+from ucm_core.coordinator.lookups import Lookup, RowLookup, Suspects
 from ucm_core.coordinator.presence import Mask
 from ucm_core.coordinator.resolve import Hit, resolve_rows, with_local
 from ucm_core.coordinator.shelf import Shelf
 from ucm_core.coordinator.survey import Survey
-from ucm_core.spec.keys import PrefixChain
+from ucm_core.spec.keys import Keys, PrefixChain
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 
 __all__ = ["Soon"]

@@ -39,6 +39,7 @@ from ucm_core.spec.rows import is_count
 __all__ = [
     "DIGEST_BYTES",
     "NAME_BYTES",
+    "Keys",
     "LoraIdentity",
     "MediaItem",
     "PrefixChain",
@@ -56,6 +57,8 @@ _SEED_TAG = b"sglang-cache-namespace-v1"
 _MEDIA_TAG = b"ucm-media-v1"
 
 Digests = npt.NDArray[np.uint8]
+Keys = npt.NDArray[np.uint8]
+"""Object keys, ``uint8[n, 32]``."""
 _NO_DIGESTS: Digests = np.empty((0, DIGEST_BYTES), np.uint8)
 
 

@@ -26,6 +26,7 @@ from ucm_core.errors import StoreError
 from ucm_core.flow.copy import BlockSource, BlockTarget
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
+from ucm_core.spec.keys import Keys
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.ledger import TOUCH_INTERVAL_S, PinBook, Pins, RecentTouches, WorkGate
@@ -33,7 +34,7 @@ from ucm_core.store.loading import LoadOrder, load_chunk
 from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome, RingStatistics, Touch
 from ucm_core.store.saving import Save, Writer
-from ucm_core.store.tiers import Int64s, KeyBatch, Keys, Mask, Room, Slots, Tiers, log
+from ucm_core.store.tiers import Int64s, KeyBatch, Mask, Room, Slots, Tiers, log
 
 PREFIX_STEP_BLOCKS = 64
 

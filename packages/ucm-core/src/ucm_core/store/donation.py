@@ -12,9 +12,10 @@ import numpy as np
 from ucm_core import _native
 from ucm_core.errors import ClosedError, NoSpace, StoreError
 from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.spec.keys import Keys
 from ucm_core.store.ring import Outcome
 from ucm_core.store.saving import Writer
-from ucm_core.store.tiers import Keys, Slots, Tiers
+from ucm_core.store.tiers import Slots, Tiers
 
 
 class Donation:

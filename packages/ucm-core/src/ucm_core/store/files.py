@@ -24,17 +24,15 @@ import numpy.typing as npt
 
 from ucm_core import _native
 from ucm_core.errors import StoreError
-from ucm_core.flow.ticket import ResultCode
+from ucm_core.flow.ticket import Codes, ResultCode
 from ucm_core.ops import metrics
-from ucm_core.spec.keys import NAME_BYTES
+from ucm_core.spec.keys import NAME_BYTES, Keys
 from ucm_core.store import names
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.journal import Place
 from ucm_core.store.root import CacheRoot
 
-Keys = npt.NDArray[np.uint8]
 Addresses = npt.NDArray[np.int64]
-Codes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Names = npt.NDArray[np.uint8]
 Results = npt.NDArray[np.int32]

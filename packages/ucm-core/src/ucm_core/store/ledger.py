@@ -12,7 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from ucm_core.store.tiers import Keys
+from ucm_core.spec.keys import Keys
 
 TOUCH_INTERVAL_S = 60
 TOUCH_MEMORY_KEYS = 1 << 16

@@ -9,16 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ucm_core.flow.copy import BlockTarget
-from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.flow.ticket import Codes, ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.store.held import HeldSlots
 from ucm_core.store.ring import Outcome
-from ucm_core.store.tiers import Int64s, KeyBatch, PrivateMemory, Tiers, count_failures, log
-
-Codes = npt.NDArray[np.uint8]
+from ucm_core.store.tiers import Int64s, KeyBatch, PrivateMemory, Tiers, copy_each, count_failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +100,10 @@ def _deliver(tiers: Tiers, order: LoadOrder, ids: Int64s, addresses: Int64s, tie
     positions, which = order.batch.expand(ids)
     codes = np.zeros(positions.size, dtype=np.uint8)
     if order.target is not None:
-        codes = _scatter(order.target, positions, addresses[which])
+        codes = copy_each(order.target.scatter, positions, address=addresses[which], who="a target")
     order.ticket.settle(positions, codes)
     count_failures(order.operation, codes)
     metrics.OBJECTS_LOADED.labels(row=tiers.row, tier=tier).inc(int((codes == ResultCode.OK).sum()))
-
-
-def _scatter(target: BlockTarget, index: Int64s, address: Int64s) -> Codes:
-    """Scatter all at once; when that raises, one by one, so that exactly the objects that raise are named."""
-    codes = np.zeros(index.size, dtype=np.uint8)
-    try:
-        target.scatter(index, address)
-    except Exception:  # noqa: BLE001 - the caller's code; its failure is the object's result
-        log.warning("a target refused a batch of %d; trying one by one", index.size, exc_info=True)
-        for place in range(index.size):
-            try:
-                target.scatter(index[place : place + 1], address[place : place + 1])
-            except Exception:  # noqa: BLE001 - as above
-                codes[place] = ResultCode.INVALID
-    return codes
 
 
 def _settle_failures(order: LoadOrder, ids: Int64s, codes: Codes) -> None:

@@ -20,24 +20,36 @@ WAIT_S = 10.0
 
 _LARGEST = (1 << 64) - 1
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0002, 0.01
-_WHOLE_FILE = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_FLOCK = struct.Struct("hhqqi0q")  # type, whence, begin, length (0: to the end), pid
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def open_lock_file(path: Path, *, create: bool) -> int:
+def open_lock_file(path: Path, *, create: bool, mode: int = 0o666) -> int:
     """Open ``path`` for locking, without following a link; OSError when that fails."""
-    return os.open(path, _FLAGS | (os.O_CREAT if create else 0), 0o666)
+    return os.open(path, _FLAGS | (os.O_CREAT if create else 0), mode)
 
 
-def try_lock(descriptor: int) -> bool:
-    """Take the exclusive lock if nobody has it."""
+def try_lock(descriptor: int, begin: int = 0, *, length: int = 0) -> bool:
+    """Take the exclusive lock of ``length`` bytes if nobody has any of it; 0 = to the end of the file."""
     try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request(fcntl.F_WRLCK, begin, length))
     except OSError as error:
         if error.errno in {errno.EAGAIN, errno.EACCES}:
             return False
         raise
     return True
+
+
+def unlock(descriptor: int, begin: int, *, length: int) -> None:
+    """Let go of the lock of ``length`` bytes."""
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request(fcntl.F_UNLCK, begin, length))
+
+
+def held_elsewhere(descriptor: int, begin: int, *, length: int) -> bool:
+    """Whether any other open file holds a lock within ``length`` bytes."""
+    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _request(fcntl.F_WRLCK, begin, length))
+    kind: int = _FLOCK.unpack(answer)[0]
+    return kind != fcntl.F_UNLCK
 
 
 def wait_for(lock: Callable[[], bool], timeout_s: float, *, what: Path) -> None:
@@ -76,3 +88,7 @@ def read_number(descriptor: int) -> int | None:
 def write_number(descriptor: int, value: int) -> None:
     """Make ``value`` the content of a counter file of 8 bytes; what needs more becomes the largest."""
     os.pwrite(descriptor, min(value, _LARGEST).to_bytes(8, "little"), 0)
+
+
+def _request(kind: int, begin: int, length: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, begin, length, 0)

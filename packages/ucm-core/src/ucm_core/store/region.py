@@ -9,10 +9,8 @@ made anew when its name is opened, and removed when any other is.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,9 +24,6 @@ DIRECTORY = Path("/dev/shm")  # noqa: S108 - names carry the user, links are ref
 
 LOCK_WAIT_S = 120.0
 """Longer than anybody who goes on makes a region: hundreds of gigabytes are cleared meanwhile."""
-
-_FLOCK = struct.Struct("hhqqi0q")  # type, whence, start, length, pid
-_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +126,7 @@ def _open_locked(path: Path) -> int:
 
 def _open(path: Path) -> int:
     try:
-        descriptor = os.open(path, _FLAGS | os.O_CREAT, 0o600)
+        descriptor = locks.open_lock_file(path, create=True, mode=0o600)
     except OSError as error:
         raise StoreError(f"{path} cannot be opened as shared memory: {error.strerror}") from error
     if not _is_ours(os.fstat(descriptor)):
@@ -147,7 +142,7 @@ def _remove_if_dead(path: Path) -> bool:
     try:
         if not _is_ours(path.lstat()):
             return False
-        descriptor = os.open(path, _FLAGS)
+        descriptor = locks.open_lock_file(path, create=False)
     except OSError:  # gone meanwhile, or not for us
         return False
     try:
@@ -182,23 +177,13 @@ def _wait_for_lock(descriptor: int, path: Path | None) -> None:
 
 
 def _unlock(descriptor: int) -> None:
-    request = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, _native.RING_LIFECYCLE_BYTE, 1, 0)
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
+    locks.unlock(descriptor, _native.RING_LIFECYCLE_BYTE, length=1)
 
 
 def _try_lock(descriptor: int) -> bool:
-    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _native.RING_LIFECYCLE_BYTE, 1, 0)
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
-    except OSError as error:
-        if error.errno in {errno.EAGAIN, errno.EACCES}:
-            return False
-        raise
-    return True
+    return locks.try_lock(descriptor, _native.RING_LIFECYCLE_BYTE, length=1)
 
 
 def _has_participants(descriptor: int) -> bool:
     """Whether any other open file holds a participant's byte."""
-    request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, _native.RING_PARTICIPANTS, 0)
-    kind: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request))[0]
-    return kind != fcntl.F_UNLCK
+    return locks.held_elsewhere(descriptor, 0, length=_native.RING_PARTICIPANTS)

@@ -33,9 +33,9 @@ import numpy.typing as npt
 
 from ucm_core import _native
 from ucm_core.errors import ClosedError, StoreError
+from ucm_core.spec.keys import Keys
 from ucm_core.store import region
 
-Keys = npt.NDArray[np.uint8]
 Slots = npt.NDArray[np.int32]
 Versions = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]

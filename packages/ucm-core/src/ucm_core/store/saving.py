@@ -11,14 +11,13 @@ import numpy.typing as npt
 
 from ucm_core import _native
 from ucm_core.flow.copy import BlockSource
-from ucm_core.flow.ticket import Level, ResultCode, Ticket
+from ucm_core.flow.ticket import Codes, Level, ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.store.held import HeldSlots
 from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome
-from ucm_core.store.tiers import Int64s, KeyBatch, Room, Slots, Tiers, count_failures, log
+from ucm_core.store.tiers import Int64s, KeyBatch, Room, Slots, Tiers, copy_each, count_failures
 
-Codes = npt.NDArray[np.uint8]
 Waiter = tuple[Ticket, Int64s]
 """A ticket and the positions in it that wait for one key."""
 
@@ -202,7 +201,9 @@ class Save:
         if not places.size:
             return places
         address = held.addresses(places)
-        codes = _gather(self._source, self._batch.first[ids[places]], address)
+        codes = copy_each(
+            self._source.gather, self._batch.first[ids[places]], address=address, who="a source"
+        )
         geometry = self._tiers.files.geometry
         if geometry.shard_bytes != geometry.stride:
             _native.zero_padding(address, geometry.shards, geometry.shard_bytes, geometry.stride)
@@ -226,18 +227,3 @@ class Save:
         if ids.size:
             self._batch.settle(self._ticket, ids, codes=code)
             count_failures("save", np.full(ids.size, code, dtype=np.uint8))
-
-
-def _gather(source: BlockSource, index: Int64s, address: Int64s) -> Codes:
-    """Gather all at once; when that raises, one by one, so that exactly the objects that raise are named."""
-    codes = np.zeros(index.size, dtype=np.uint8)
-    try:
-        source.gather(index, address)
-    except Exception:  # noqa: BLE001 - the caller's code; its failure is the object's result
-        log.warning("a source failed for a batch of %d; trying one by one", index.size, exc_info=True)
-        for place in range(index.size):
-            try:
-                source.gather(index[place : place + 1], address[place : place + 1])
-            except Exception:  # noqa: BLE001 - as above
-                codes[place] = ResultCode.INVALID
-    return codes

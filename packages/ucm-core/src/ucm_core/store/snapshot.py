@@ -16,10 +16,11 @@ import numpy.typing as npt
 from ucm_core.errors import LayoutError, SpecError
 from ucm_core.flow.copy import BufferBlocks
 from ucm_core.flow.ticket import Ticket
+from ucm_core.spec.keys import Keys
 from ucm_core.spec.table import RowKind, SpecRow
 from ucm_core.store.absent import ObjectStore
 from ucm_core.store.donation import Donation
-from ucm_core.store.tiers import Int64s, Keys, Mask
+from ucm_core.store.tiers import Int64s, Mask
 
 State = Mapping[str, npt.NDArray[np.generic]]
 """A state: for every part of the row a C-contiguous array of ``units`` times the part's bytes, any dtype."""

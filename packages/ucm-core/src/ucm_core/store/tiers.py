@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.flow.ticket import Codes, ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.ops.quiet import quiet_logger
+from ucm_core.spec.keys import Keys
 from ucm_core.store.files import FileTier
 from ucm_core.store.pool import IoPool
 from ucm_core.store.ring import Ring
 
 Int64s = npt.NDArray[np.int64]
-Keys = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Slots = npt.NDArray[np.int32]
 
@@ -129,7 +129,25 @@ class PrivateMemory:
         """``int64[count]``, valid while this object lives."""
 
 
-def count_failures(operation: str, codes: npt.NDArray[np.uint8]) -> None:
+def copy_each(copy: Callable[[Int64s, Int64s], None], index: Int64s, *, address: Int64s, who: str) -> Codes:
+    """Copy all objects at once; when that raises, one by one, so that exactly those that raise are INVALID.
+
+    ``copy`` is `BlockSource.gather` or `BlockTarget.scatter`, ``who`` it is of, for the log.
+    """
+    codes = np.zeros(index.size, dtype=np.uint8)
+    try:
+        copy(index, address)
+    except Exception:
+        log.warning("%s failed for a batch of %d; trying one by one", who, index.size, exc_info=True)
+        for place in range(index.size):
+            try:
+                copy(index[place : place + 1], address[place : place + 1])
+            except Exception:  # noqa: BLE001 - as above
+                codes[place] = ResultCode.INVALID
+    return codes
+
+
+def count_failures(operation: str, codes: Codes) -> None:
     """Count every code that is not ``OK`` under ``ucm_objects_failed_total``."""
     values, counts = np.unique(codes[codes != ResultCode.OK], return_counts=True)
     for value, count in zip(values, counts, strict=True):
