@@ -1,6 +1,7 @@
 // Python surface of the host ring: arrays in, fresh arrays out, the GIL released meanwhile.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -74,6 +75,19 @@ struct Glance {
   std::optional<ucm::Ring::Use> use;
 };
 
+// Calls `look(i, key)` for every key, a few at a time with their memory asked for beforehand.
+template <class Look>
+inline void for_each(const ucm::Ring &ring, const KeyRows &keys, Look look) {
+  constexpr size_t kAtOnce = 32;
+  ucm::Key some[kAtOnce];
+  for (size_t begin = 0; begin < keys.shape(0); begin += kAtOnce) {
+    const size_t count = std::min(kAtOnce, keys.shape(0) - begin);
+    for (size_t i = 0; i < count; ++i) some[i] = ucm::Key::from(keys.data() + 32 * (begin + i));
+    ring.prefetch(some, count);
+    for (size_t i = 0; i < count; ++i) look(begin + i, some[i]);
+  }
+}
+
 inline Claims unzip(const std::vector<ucm::Ring::Claim> &claims) {
   Output<int32_t> slots(claims.size());
   Output<uint8_t> outcomes(claims.size());
@@ -100,7 +114,7 @@ inline Claims pin(ucm::Ring &ring, KeyRows keys) {
   std::vector<ucm::Ring::Claim> claims(keys.shape(0));
   {
     const Glance glance(ring, keys.shape(0));
-    for (size_t i = 0; i < claims.size(); ++i) claims[i] = ring.pin(ucm::Key::from(keys.data() + 32 * i));
+    for_each(ring, keys, [&](size_t i, const ucm::Key &key) { claims[i] = ring.pin(key); });
   }
   return unzip(claims);
 }
@@ -109,7 +123,7 @@ inline Array<uint8_t> lookup(const ucm::Ring &ring, KeyRows keys) {
   Output<uint8_t> ready(keys.shape(0));
   {
     const Glance glance(ring, keys.shape(0));
-    for (size_t i = 0; i < keys.shape(0); ++i) ready[i] = ring.lookup(ucm::Key::from(keys.data() + 32 * i));
+    for_each(ring, keys, [&](size_t i, const ucm::Key &key) { ready[i] = ring.lookup(key); });
   }
   return ready.give();
 }
@@ -118,8 +132,9 @@ inline Array<uint8_t> touch(ucm::Ring &ring, KeyRows keys, uint32_t now_s, uint3
   Output<uint8_t> found(keys.shape(0));
   {
     const Glance glance(ring, keys.shape(0));
-    for (size_t i = 0; i < keys.shape(0); ++i)
-      found[i] = static_cast<uint8_t>(ring.touch(ucm::Key::from(keys.data() + 32 * i), now_s, interval_s));
+    for_each(ring, keys, [&](size_t i, const ucm::Key &key) {
+      found[i] = static_cast<uint8_t>(ring.touch(key, now_s, interval_s));
+    });
   }
   return found.give();
 }

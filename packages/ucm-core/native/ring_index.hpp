@@ -26,6 +26,15 @@ public:
     return -1;
   }
 
+  // Asks the memory for the place where a search for `tag` begins.
+  void prefetch(uint32_t tag) const { __builtin_prefetch(&entries_[tag & mask_]); }
+
+  // The slot in the place where a search for `tag` begins, most often the one sought; -1 when it is unused.
+  int64_t guess(uint32_t tag) const {
+    const uint64_t seen = load(tag & mask_);
+    return seen == 0 ? -1 : slot_of(seen);
+  }
+
   void insert(uint32_t tag, uint32_t slot) {
     uint64_t place = tag & mask_;
     while (load(place) != 0) place = next(place);

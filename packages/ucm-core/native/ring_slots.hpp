@@ -44,6 +44,15 @@ public:
     return again.version() == found.word.version() && again.state() == SlotState::kReady;
   }
 
+  // Asks the memory for what a look at `keys` will read, so that the looks need not wait one after the other.
+  void prefetch(const Key *keys, size_t count) const {
+    for (size_t i = 0; i < count; ++i) index_.prefetch(keys[i].tag());
+    for (size_t i = 0; i < count; ++i) {
+      const int64_t slot = index_.guess(keys[i].tag());
+      if (slot >= 0 && static_cast<uint64_t>(slot) < slots_) __builtin_prefetch(&slot_[slot]);
+    }
+  }
+
   // Takes one reference on the slot that holds `key` (READY or LOADING) and marks it as used, or Absent.
   Claim pin(const Key &key) {
     const Found found = find(key);

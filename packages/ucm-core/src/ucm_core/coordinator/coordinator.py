@@ -147,7 +147,7 @@ class Coordinator:
         """
         self._check_grain(chain)
         ask = Ask(request_tokens, tail_tokens, align_tokens, local_tokens)
-        known_tokens = min(ask.limit_tokens(self.table), len(chain.digests) * chain.grain_tokens)
+        known_tokens = min(ask.limit_tokens(self.table), chain.hashed_tokens)
         shelves = self._shelves.items()
         return explain(
             self.table, {name: shelf.presence(chain, known_tokens) for name, shelf in shelves}, ask=ask

@@ -40,7 +40,7 @@ class Shelf:
         A block is named by its last grain. SpecError when the chain has no digest for one of them.
         """
         grain = chain.grain_tokens
-        known_tokens = len(chain.digests) * grain
+        known_tokens = chain.hashed_tokens
         if len(ends) and not 0 < int(ends.min()) <= int(ends.max()) <= known_tokens:
             raise SpecError(
                 f"row {self.row.name!r}: blocks end at {int(ends.min())} to {int(ends.max())} tokens, the "
@@ -55,7 +55,7 @@ class Shelf:
     def block_keys(self, chain: PrefixChain, *, begin: int, end: int) -> Keys:
         """Return the keys of the blocks ``[begin, end)``; errors as in `keys`, whose result it is, sooner."""
         step, rest = divmod(self.row.block_tokens, chain.grain_tokens)
-        if rest or not 0 <= begin < end or end * step > len(chain.digests):
+        if rest or not 0 <= begin < end or end * self.row.block_tokens > chain.hashed_tokens:
             return self.keys(chain, self.ends(np.arange(begin, end)))
         return np.ascontiguousarray(chain.keys(self.seed)[(begin + 1) * step - 1 : end * step : step])
 

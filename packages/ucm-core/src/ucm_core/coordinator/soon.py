@@ -60,7 +60,7 @@ class Soon:
         boundary = min(hit.hit_tokens + step, limit)
         for row in voters(self.table):
             ends = _ends(row, hit, boundary, step=step)
-            ends = ends[ends <= len(chain.digests) * chain.grain_tokens]
+            ends = ends[ends <= chain.hashed_tokens]
             if len(ends) and self._lookup(row.name)(self.shelves[row.name].keys(chain, ends)).any():
                 return True
         return False

@@ -39,7 +39,7 @@ class Survey:
         self._shelves = shelves
         self._chain = chain
         self._ask = ask
-        self._known_tokens = len(chain.digests) * chain.grain_tokens
+        self._known_tokens = chain.hashed_tokens
         self._local_tokens = min(ask.local_tokens, ask.request_tokens)
         self._found: dict[str, Mask] = {}
         self._asked: dict[str, Mask] = {}
@@ -74,7 +74,10 @@ class Survey:
         return parts
 
     def _prefix_tokens(self, row: SpecRow, limit_tokens: int, first_blocks: int) -> int:
-        """Ask a full row from its head to its first hole and return the tokens before that."""
+        """Ask a full row from its head to its first hole and return the tokens before that.
+
+        Blocks ``[0, begin)`` are always found: those that the engine holds, then those that the store said.
+        """
         found = self._start(row, limit_tokens)
         begin = min(self._local_tokens // row.block_tokens, len(found))
         end = min(len(found), self._known_tokens // row.block_tokens)
@@ -82,10 +85,10 @@ class Survey:
         while begin < end:
             stop = min(begin + size, end)
             found[begin:stop] = shelf.lookup(shelf.block_keys(self._chain, begin=begin, end=stop))
-            if prefix_blocks(found) < stop:
+            begin, size = prefix_blocks(found), size * _GROWTH
+            if begin < stop:
                 break
-            begin, size = stop, size * _GROWTH
-        return prefix_blocks(found) * row.block_tokens
+        return begin * row.block_tokens
 
     def _prepare(self, windows: Iterable[SpecRow], states: Iterable[SpecRow], limit_tokens: int) -> None:
         for row in windows:

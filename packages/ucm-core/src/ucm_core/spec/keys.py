@@ -191,6 +191,11 @@ class PrefixChain:
         return self._token_count
 
     @property
+    def hashed_tokens(self) -> int:
+        """Tokens of whole grains: how far there are digests and keys."""
+        return self._token_count - self._token_count % self.grain_tokens
+
+    @property
     def digests(self) -> Digests:
         """One digest per whole grain, ``uint8[grains, 32]``, read-only; stays valid and unchanged."""
         view = self._digests[: self._token_count // self.grain_tokens]
@@ -233,12 +238,12 @@ class PrefixChain:
         They are kept, so asking again costs only what was appended since: 32 bytes per grain and row.
         """
         keys, made = self._keys.get(row_seed, (_NO_DIGESTS, 0))
-        digests = self.digests
-        if made < len(digests):
-            keys = _with_capacity(keys, made, len(digests))
-            keys[made : len(digests)] = object_keys(row_seed, digests[made:])
-            self._keys[row_seed] = keys, len(digests)
-        view = keys[: len(digests)]
+        count = self._token_count // self.grain_tokens
+        if made < count:
+            keys = _with_capacity(keys, made, count)
+            keys[made:count] = object_keys(row_seed, self._digests[made:count])
+            self._keys[row_seed] = keys, count
+        view = keys[:count]
         view.flags.writeable = False
         return view
 
