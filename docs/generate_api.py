@@ -19,6 +19,7 @@ TARGET = ROOT / "docs/api.md"
 HEADER = """# The public surface of ucm_core
 
 Made by `docs/generate_api.py` from `ucm_core.__all__` and the docstrings; change it there.
+Import every name from `ucm_core` (the examples leave it out); a heading says only where it is defined.
 Everything else in the package may change without notice.
 
 Users of the facade need `Cache`, `CacheConfig`, `canonical_table`, and `ModelIdentity` or `read_model`;

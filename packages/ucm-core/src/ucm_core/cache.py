@@ -65,7 +65,7 @@ class Loaded:
     verdict: Verdict
     """The last verdict: shorter than the one asked for when something could not be loaded."""
     payloads: Mapping[str, Payloads]
-    """Per row the blocks ``verdict.blocks[row]``, all of them whole."""
+    """Per row the blocks ``verdict.blocks[row]``, all of them whole, as `Cache.save` takes them."""
 
     @property
     def resume_tokens(self) -> int:
@@ -156,6 +156,8 @@ class Cache:
     ) -> TicketGroup:
         """Keep blocks of ``chain``: per row an array that begins at block ``first_block`` (of that row).
 
+        An array is ``uint8[blocks, layers, unit_bytes]``, the layers being the row's ``units``. A row that a
+        mapping ``first_block`` does not name begins at 0.
         Block ``i`` of a chain row holds the tokens ``[i, i + 1) x block_tokens``; of a snapshot row it is the
         state after ``(i + 1) x block_tokens`` tokens. The arrays may be changed when this returns. Raises
         `ucm_core.LayoutError` for an array of another shape, `ucm_core.SpecError` for an unknown row or a
@@ -207,9 +209,10 @@ class Cache:
         tail_tokens: int = 1,
         align_tokens: int = 1,
     ) -> Explanation:
-        """Why the request of ``chain`` would resume where it does; ``print`` it. Changes and counts nothing.
+        """Why the request of ``chain`` would resume where it does; ``print`` it. It changes nothing.
 
-        Asks for everything that could be stored of the prefix: for people, not for every request.
+        It is no request and no verdict to any counter but ``ucm_lookups_total``, as the stores are asked for
+        everything that could be stored of the prefix: for people, not for every request.
         """
         return self._spaces.opened().coordinator.explain(
             chain,

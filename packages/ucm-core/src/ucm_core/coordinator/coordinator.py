@@ -89,9 +89,10 @@ class CoordinatorStatistics:
 class Coordinator:
     """Answers where requests resume. Verdicts are for one thread; `failed` and `saved` may come from any.
 
-    ``lookups`` has one batched lookup per voting row (a follower's is needed only for `clamp`), ``seeds`` the
-    32-byte row seeds; a follower without a seed of its own uses its source's. A lookup that raises counts as
-    absent, in the answer and in `statistics`. SpecError names a row that has no lookup or no seed.
+    ``lookups`` has one function per voting row (a follower's is needed only for `clamp`): from object keys
+    ``uint8[n, 32]`` to ``bool[n]``, what is there. ``seeds`` has the 32-byte row seeds; a follower without
+    one of its own uses its source's. A lookup that raises counts as absent, in the answer and in
+    `statistics`. SpecError names a row that has no lookup or no seed.
     """
 
     def __init__(

@@ -65,9 +65,13 @@ def candidate_positions(table: SpecTable, limit_tokens: int, *, align_tokens: in
 
 
 def coverage(row: SpecRow, boundary_tokens: int) -> range:
-    """Return the blocks of ``row`` that resuming at ``boundary_tokens`` needs; see `coverage_bounds`.
+    """Return the blocks of ``row`` that resuming at ``boundary_tokens`` needs.
 
-    >>> from ucm_core.spec.table import Part
+    Of a full row all blocks that overlap ``[0, boundary_tokens)``, of a window row those that overlap what
+    attention past the boundary still sees, of a snapshot row the one state that ends there. For a follower
+    ask about the row it follows.
+
+    >>> from ucm_core import Part, RowKind, SpecRow
     >>> row = SpecRow("w", RowKind.CHAIN, 24, (0,), (Part("k", (8, 64), "bfloat16"),), window=50)
     >>> coverage(row, 72), coverage(row, 96)
     (range(0, 3), range(1, 4))

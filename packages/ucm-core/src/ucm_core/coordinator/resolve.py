@@ -90,7 +90,7 @@ def resolve_hit(
     Local blocks count as present. Raises SpecError for a number that is negative, no int, or too large;
     anything unknown is absent.
 
-    >>> from ucm_core.spec.table import Part, SpecRow, SpecTable, RowKind
+    >>> from ucm_core import Part, Presence, RowKind, SpecRow, SpecTable
     >>> row = SpecRow("full", RowKind.CHAIN, 16, (0,), (Part("k", (8, 64), "bfloat16"),))
     >>> stored = {"full": Presence(np.array([True, True, False]))}
     >>> resolve_hit(SpecTable((row,), 16), stored, request_tokens=100).resume_tokens

@@ -65,20 +65,22 @@ class CacheConfig(BaseModel):
     grain_tokens: Annotated[int, Field(gt=0, le=MAX_GRAIN_TOKENS)] = 64
     """Tokens per step of the prefix chain; part of the namespace."""
     block_tokens: Annotated[int, Field(gt=0)] | None = None
-    """Tokens per block of the chain rows, a multiple of the grain; None = the grain."""
+    """Tokens per block of the chain rows, a multiple of the grain; None = the grain. For adapters: a
+    `Cache` takes them from its table."""
     io_threads: Annotated[int, Field(gt=0, le=64)] | None = None
     """Threads that read and write files, for all rows together; None = twice the cores, at most 4."""
     sync: bool = False
     """Flush every file to the device before it counts as stored (survives loss of power)."""
     weight_digest: Literal["full", "sampled"] = "full"
     """How weights are identified: by all bytes of all safetensors files, or (quick, less certain, in a
-    namespace of its own) by 64 windows of 64 KiB of each."""
+    namespace of its own) by 64 windows of 64 KiB of each. For adapters: a `Cache` is given its identity."""
     save_wait_s: Annotated[float, Field(ge=0, le=60)] = 0.5
     """Longest time that one save may wait for room in the ring before it keeps less."""
     load_wait_s: Annotated[float, Field(ge=0, le=600)] = 10.0
     """Longest time that one load waits for another reader of the same object before it reads by itself."""
     retention: dict[str, RowRetention] = Field(default_factory=dict)
-    """Which states are kept, by name of the row; ``"*"`` stands for all rows that are not named."""
+    """Which states are kept, by name of the row; ``"*"`` stands for all rows that are not named. For
+    adapters: a `Cache` keeps what it is given."""
 
     def __init__(self, **values: object) -> None:
         try:

@@ -163,7 +163,8 @@ class MediaItem:
 class PrefixChain:
     """The running hash of one request over grains of ``grain_tokens`` tokens; appending never rehashes.
 
-    Not thread-safe. It keeps the token ids (4 bytes each), because a truncation may fall inside a grain.
+    Not thread-safe. It keeps the token ids (4 bytes each, 8 when one is larger), because a truncation may
+    fall inside a grain.
     """
 
     def __init__(
