@@ -27,14 +27,14 @@ def refusal(make, *arguments, **fields):
 
 @pytest.mark.parametrize("value", [*NO_COUNTS, 0, None])
 @pytest.mark.parametrize("kind", [RowKind.CHAIN, RowKind.SNAPSHOT, RowKind.FOLLOWER])
-def test_block_sizes_and_grids(kind, value):
+def test_a_block_size_or_grid_that_is_no_count_is_refused(kind, value):
     message = refusal(dataclasses.replace, ROWS[kind], block_tokens=value)
     assert message.startswith(f"row 'r': block_tokens is {value!r}, must be at least 1 and at most 1048576")
 
 
 @pytest.mark.parametrize("value", [*NO_COUNTS, 0])
 @pytest.mark.parametrize("kind", RowKind)
-def test_windows(kind, value):
+def test_a_window_that_is_no_count_is_refused(kind, value):
     assert f"window is {value!r}" in refusal(dataclasses.replace, ROWS[kind], window=value)
 
 
@@ -46,12 +46,12 @@ def test_a_window_is_for_chain_rows(kind):
 
 @pytest.mark.parametrize("value", [*NO_COUNTS, None])
 @pytest.mark.parametrize("kind", RowKind)
-def test_extra_tokens(kind, value):
+def test_extra_tokens_that_are_no_count_are_refused(kind, value):
     assert f"extra is {value!r}" in refusal(dataclasses.replace, ROWS[kind], extra=value)
 
 
 @pytest.mark.parametrize("value", [*NO_COUNTS, 0, 32, 96, 65])
-def test_intervals_are_multiples_of_the_grid(value):
+def test_an_interval_that_is_no_multiple_of_the_grid_is_refused(value):
     message = refusal(dataclasses.replace, ROWS[RowKind.SNAPSHOT], interval=value)
     assert f"interval {value!r} is no multiple of its grid 64" in message
 
@@ -65,19 +65,19 @@ def test_an_interval_is_for_snapshot_rows(kind, value):
 
 @pytest.mark.parametrize("value", [-1, HUGE, 1.5, "0", True, None])
 @pytest.mark.parametrize("kind", RowKind)
-def test_layer_numbers(kind, value):
+def test_what_is_no_layer_number_is_refused(kind, value):
     message = refusal(dataclasses.replace, ROWS[kind], units=(value,))
     assert message.startswith(f"row 'r' needs layer numbers from 0, got ({value!r},)")
 
 
 @pytest.mark.parametrize("value", [*NO_COUNTS, 0, None])
-def test_shapes_and_tokens_per_entry(value):
+def test_a_shape_or_tokens_per_entry_that_is_no_count_is_refused(value):
     assert f"got (2, {value!r})" in refusal(Part, "k", (2, value), "int8")
     assert f"tokens_per_entry is {value!r}" in refusal(Part, "k", (2,), "int8", tokens_per_entry=value)
 
 
 @pytest.mark.parametrize("value", [*NO_COUNTS, 0, None])
-def test_grains_and_contexts(value):
+def test_a_grain_or_context_that_is_no_count_is_refused(value):
     assert f"grain_tokens is {value!r}" in refusal(SpecTable, (ROWS[RowKind.CHAIN],), value)
     table = SpecTable((ROWS[RowKind.CHAIN],), 64)
     assert f"a context of {value!r} ranks" in refusal(table.under_context, value)
@@ -94,7 +94,7 @@ def test_a_block_of_more_bytes_than_any_store_holds_is_refused_with_the_numbers(
 
 
 @pytest.mark.parametrize("kind", RowKind)
-def test_a_row_without_layers_or_with_layers_out_of_order(kind):
+def test_a_row_without_layers_or_with_layers_out_of_order_is_refused(kind):
     assert "needs layer numbers" in refusal(dataclasses.replace, ROWS[kind], units=())
     assert "2 is before 1" in refusal(dataclasses.replace, ROWS[kind], units=(2, 1))
     assert "1 is before 1" in refusal(dataclasses.replace, ROWS[kind], units=(1, 1))

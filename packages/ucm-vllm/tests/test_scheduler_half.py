@@ -104,7 +104,7 @@ def test_nothing_is_promised_or_saved_before_the_weights_are_known(dense: Engine
 
 
 @pytest.mark.parametrize(("role", "hit", "saves"), [("loads", 0, 4), ("saves", 256, 0)])
-def test_roles(role: str, hit: int, saves: int) -> None:
+def test_a_role_that_only_loads_or_saves_does_only_that(role: str, hit: int, saves: int) -> None:
     engine = Engine(spec_of(families.DENSE))
     store_prompt(engine, 300, ([1, 2, 3],))
     half = Engine(spec_of(families.DENSE), **{role: False})

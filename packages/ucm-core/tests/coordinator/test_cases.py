@@ -56,7 +56,7 @@ def test_all_cases_of_this_area_are_here() -> None:
 
 
 @pytest.mark.parametrize(("given", "expected"), cases("resolve"))
-def test_resolve(given: dict[str, Any], expected: dict[str, int]) -> None:
+def test_verdicts_are_those_of_the_public_cases(given: dict[str, Any], expected: dict[str, int]) -> None:
     spec = table_of_case(given["rows"])
     hit = resolve(spec, given)
     answer = {"hit_tokens": hit.hit_tokens, "resume_tokens": hit.resume_tokens, "new_tokens": hit.new_tokens}
@@ -72,7 +72,7 @@ def test_resolve(given: dict[str, Any], expected: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(("given", "expected"), cases("coverage", "blocks"))
-def test_coverage(given: dict[str, Any], expected: dict[str, list[int]]) -> None:
+def test_coverage_is_that_of_the_public_cases(given: dict[str, Any], expected: dict[str, list[int]]) -> None:
     begin, end = expected["blocks"]
     needed = coverage(row_of_case(given["row"]), given["boundary"])
     assert set(needed) == set(range(begin, end))

@@ -151,7 +151,7 @@ def test_nothing_to_ask(store: StoreDouble, directory: Checkpoints) -> None:
     assert store.asked == []
 
 
-def test_statistics(directory: Checkpoints) -> None:
+def test_statistics_count_what_memory_and_store_answered(directory: Checkpoints) -> None:
     directory.held(keys(1, 7))
     directory.held(keys(1, 7))
     counts = directory.statistics()

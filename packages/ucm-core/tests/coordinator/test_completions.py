@@ -42,7 +42,9 @@ def test_all_ledger_cases_are_here() -> None:
 
 
 @pytest.mark.parametrize(("given_", "expected"), ledger_cases("completions"))
-def test_cases(given_: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_completions_of_the_public_cases_are_reported_right(
+    given_: dict[str, Any], expected: dict[str, Any]
+) -> None:
     ledger = Completions()
     answers = [play(ledger, event) for event in given_["events"]]
     assert [answer for answer in answers if answer is not None] == expected["reported"]

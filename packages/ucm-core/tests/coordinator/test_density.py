@@ -84,7 +84,7 @@ def test_a_state_that_is_gone_gives_its_place_back(clock: Clock) -> None:
     budget.check_integrity()
 
 
-def test_statistics(clock: Clock) -> None:
+def test_statistics_count_states_sights_and_falls(clock: Clock) -> None:
     budget = budget_of(clock, 2)
     budget.sight(keys(1, 2, 2, 3))
     counts = budget.statistics()

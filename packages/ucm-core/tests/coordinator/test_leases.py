@@ -61,7 +61,9 @@ def world() -> Any:
 
 
 @pytest.mark.parametrize(("given_", "expected"), ledger_cases("pins"))
-def test_cases(given_: dict[str, Any], expected: dict[str, Any], world: World) -> None:
+def test_pins_of_the_public_cases_balance(
+    given_: dict[str, Any], expected: dict[str, Any], world: World
+) -> None:
     seen = []
     for verb, request, *blocks in given_["events"]:
         if verb == "verdict":
@@ -213,7 +215,7 @@ def test_releases_come_from_any_thread(world: World) -> None:
 
 
 @pytest.mark.parametrize(("objects", "limit_s"), [(-1, 60.0), (8, 0.0)])
-def test_limits_that_make_no_sense(objects: int, limit_s: float) -> None:
+def test_limits_that_make_no_sense_are_refused(objects: int, limit_s: float) -> None:
     with pytest.raises(SpecError, match="must"):
         Leases({"full": LeasedRow(RingDouble().pin, objects)}, limit_s=limit_s)
 

@@ -305,7 +305,9 @@ def test_the_triggers_against_the_obvious(
     align=st.sampled_from([1, 2, 5]),
     running=st.booleans(),
 )
-def test_round_trip(spec: SpecTable, prompt: int, output: int, align: int, running: bool) -> None:
+def test_states_that_are_kept_serve_the_prompt_and_the_next_turn(
+    spec: SpecTable, prompt: int, output: int, align: int, running: bool
+) -> None:
     """C-23: the same prompt and the next turn find a state whenever there is a joint point to find."""
     step = joint_step(spec, align)
     progress = Progress(prompt, prompt + output)

@@ -21,7 +21,7 @@ SENSELESS = [-1, 2**31, 2**40, 2**70, -(2**70), 1.5, 16.0, float("nan"), "16", N
 
 @pytest.mark.parametrize("number", SENSELESS, ids=repr)
 @pytest.mark.parametrize("name", ["request_tokens", "tail_tokens", "align_tokens", "local_tokens"])
-def test_numbers_of_a_question(name: str, number: Any) -> None:
+def test_a_number_of_a_question_that_is_no_tokens_is_refused(name: str, number: Any) -> None:
     with pytest.raises(SpecError, match=re.escape(f"{name} is {number!r}; tokens are ints")) as caught:
         resolve_hit(SPEC, {"full": whole(9)}, **{"request_tokens": 100, name: number})
     assert "at most 2147483647" in str(caught.value)
@@ -29,24 +29,24 @@ def test_numbers_of_a_question(name: str, number: Any) -> None:
 
 @pytest.mark.parametrize("number", SENSELESS, ids=repr)
 @pytest.mark.parametrize("name", ["limit_tokens", "align_tokens"])
-def test_numbers_of_a_set(name: str, number: Any) -> None:
+def test_a_number_of_a_set_that_is_no_tokens_is_refused(name: str, number: Any) -> None:
     with pytest.raises(SpecError, match=re.escape(f"{name} is {number!r}")):
         boundaries(SPEC, {}, **{"limit_tokens": 100, name: number})
 
 
 @pytest.mark.parametrize("number", SENSELESS, ids=repr)
-def test_units_of_a_failed_load(number: Any) -> None:
+def test_a_failed_unit_that_is_no_index_is_refused(number: Any) -> None:
     hit = resolve_hit(table(FULL), {"full": whole(9)}, request_tokens=100)
     with pytest.raises(SpecError, match=re.escape(f"failed unit of row 'full' is {number!r}")):
         rewind(table(FULL), {"full": whole(9)}, hit=hit, failed={"full": [2, number]})
 
 
-def test_an_alignment_of_nothing() -> None:
+def test_an_alignment_of_nothing_is_refused() -> None:
     with pytest.raises(SpecError, match="align_tokens is 0; tokens are ints, at least 1"):
         resolve_hit(SPEC, {}, request_tokens=100, align_tokens=0)
 
 
-def test_an_alignment_that_meets_the_rows_too_rarely() -> None:
+def test_an_alignment_that_meets_the_rows_too_rarely_is_refused() -> None:
     """C-31: the adapter's alignment counts towards the limit, too."""
     with pytest.raises(
         SpecError, match="16, 1048575 meet only every 16777200 tokens, above the limit of 1048576"
@@ -54,14 +54,14 @@ def test_an_alignment_that_meets_the_rows_too_rarely() -> None:
         resolve_hit(SPEC, {}, request_tokens=100, align_tokens=2**20 - 1)
 
 
-def test_a_failure_of_an_unknown_row() -> None:
+def test_a_failure_of_an_unknown_row_is_refused() -> None:
     hit = resolve_hit(table(FULL), {}, request_tokens=100)
     with pytest.raises(SpecError, match="no row 'fulll'"):
         rewind(table(FULL), {}, hit=hit, failed={"fulll": [0]})
 
 
 @pytest.mark.parametrize("blocks", [[[True, True]], [0.5], ["yes"], [None], True, np.array([np.nan, 1])])
-def test_a_mask_that_is_none(blocks: Any) -> None:
+def test_what_is_no_mask_is_refused(blocks: Any) -> None:
     with pytest.raises(SpecError, match=r"need bool\[blocks\]"):
         Presence(blocks)
 
@@ -72,13 +72,13 @@ def test_a_mask_of_another_type_says_the_same(blocks: Any) -> None:
 
 
 @pytest.mark.parametrize("position", [1.5, 16.0, "16", None, True])
-def test_a_position_that_is_no_int(position: Any) -> None:
+def test_a_position_that_is_no_int_is_refused(position: Any) -> None:
     with pytest.raises(SpecError, match=f"there is a {type(position).__name__} among them"):
         states(48, position)
 
 
 @pytest.mark.parametrize("position", [-16, 2**40, 2**70])
-def test_a_position_that_is_no_token(position: int) -> None:
+def test_a_position_out_of_range_is_refused(position: int) -> None:
     with pytest.raises(SpecError, match=re.escape(str(position))):
         states(48, position)
 

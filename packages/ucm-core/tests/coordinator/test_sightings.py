@@ -67,7 +67,7 @@ def test_it_is_bounded_and_forgets_tails_first() -> None:
     assert sightings.see(chain_of(list(range(1280)))) == 512
 
 
-def test_statistics(sightings: Sightings) -> None:
+def test_statistics_count_boundaries_prompts_and_second_sights(sightings: Sightings) -> None:
     for _ in range(3):
         sightings.see(chain_of([1] * 300))
     counts = sightings.statistics()

@@ -61,7 +61,7 @@ class Machine(RuleBasedStateMachine):
         self.stores = {name: RingDouble(SLOTS) for name in ROWS}
         self.saving: list[tuple[str, np.ndarray]] = []
         self.asked: dict[int, tuple[int, Verdict]] = {}
-        self.generations = [0, 0, 0]
+        self.uses = [0, 0, 0]
         self.start()
 
     def start(self) -> None:
@@ -73,7 +73,7 @@ class Machine(RuleBasedStateMachine):
         self.leases = Leases(leased, limit_s=60.0, clock=self.clock)
 
     def attempt(self, request: int) -> Attempt:
-        return Attempt(f"r{request}", self.generations[request])
+        return Attempt(f"r{request}", self.uses[request])
 
     # -- saves
 
@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
         """Without a load; an aborted or forgotten request's id is used anew, its load may still come."""
         for _ in range(["forgotten", "released", "released twice"].index(how) if how != "aborted" else 1):
             self.leases.release(self.attempt(request))
-        self.generations[request] += how in {"aborted", "forgotten"}
+        self.uses[request] += how in {"aborted", "forgotten"}
         self.leases.release(Attempt("never seen"))
 
     # -- the world
@@ -232,8 +232,8 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for request in range(3):
-            for generation in range(self.generations[request] + 1):
-                self.leases.release(Attempt(f"r{request}", generation))
+            for use in range(self.uses[request] + 1):
+                self.leases.release(Attempt(f"r{request}", use))
         assert self.leases.statistics().held == 0
         assert not any(store.references for store in self.stores.values())
 
