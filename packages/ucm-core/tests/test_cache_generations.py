@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,10 @@ from models import DENSE, identity_of, payloads_of
 from test_cache import TOKENS, WAIT_S, fill, object_files, open_cache, raising, resume
 
 from ucm_core.cache import Cache
+from ucm_core.coordinator.coordinator import Verdict
 from ucm_core.errors import StoreError
+from ucm_core.flow.copy import BlockTarget
+from ucm_core.flow.ticket import TicketGroup
 from ucm_core.store.files import FileTier
 from ucm_core.store.ring import Ring
 from ucm_core.store.root import Namespace
@@ -162,3 +165,30 @@ def test_nothing_is_found_even_when_nothing_can_be_opened(
     monkeypatch.undo()
     renew(cache)
     assert resume(cache) == 0
+
+
+@each_renewal
+@pytest.mark.parametrize("before", [True, False], ids=["before it is read", "after it was read"])
+def test_a_load_during_which_the_weights_change_brings_nothing(
+    cache: Cache, renew: Callable[[Cache], None], before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(cache)
+    load_into, renewals = Cache.load_into, []
+
+    def changing(self: Cache, verdict: Verdict, targets: Mapping[str, BlockTarget]) -> TicketGroup:
+        if before:
+            renew(self)
+        tickets = load_into(self, verdict, targets)
+        tickets.wait(WAIT_S)
+        if not before:
+            renew(self)
+        renewals.append(self.namespace)
+        monkeypatch.undo()
+        return tickets
+
+    chain = cache.chain(TOKENS)
+    verdict = cache.resolve(chain)
+    monkeypatch.setattr(Cache, "load_into", changing)
+    loaded = cache.load(chain, verdict)
+    assert (loaded.resume_tokens, len(renewals)) == (0, 1)
+    assert all(len(blocks) == 0 for blocks in loaded.payloads.values())

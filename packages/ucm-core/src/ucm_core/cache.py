@@ -257,12 +257,11 @@ class Cache:
         verdict's lease has ended when this returns. Counts one request, with what the verdict promised and
         what came; `resolve` counts none.
         """
-        space = self._spaces.opened()
         account = _account(verdict)
         with ExitStack() as afterwards:
             if verdict.lease is not None:
                 afterwards.callback(verdict.lease.release)
-            loaded = self._load(space, chain, space.coordinator.clamp(chain, verdict))  # named by this chain
+            loaded = self._load(chain, verdict)
         account.delivered(loaded.verdict.hit.new_tokens).count()
         return loaded
 
@@ -351,14 +350,20 @@ class Cache:
 
     # -- private
 
-    def _load(self, space: Space, chain: PrefixChain, verdict: Verdict) -> Loaded:
+    def _load(self, chain: PrefixChain, verdict: Verdict) -> Loaded:
+        space: Space | None = None
         while True:
+            if space is not self._spaces.current:  # also when the weights changed on the way
+                space = self._spaces.opened()
+                verdict = space.coordinator.clamp(chain, verdict)  # named by this chain, in this space
             payloads = {row: self._blank(row, len(keys)) for row, keys in verdict.keys.items()}
             tickets = self.load_into(
                 verdict, {row: self._buffer(row, part) for row, part in payloads.items()}
             )
             tickets.wait()
             failed = self._failed_units(verdict, tickets)
+            if space is not self._spaces.current:
+                continue
             if not failed:
                 return Loaded(verdict, payloads)
             verdict = space.coordinator.rewind(chain, verdict, failed=failed)
