@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -454,3 +455,18 @@ def test_suspects_are_bounded() -> None:
 def test_senseless_limits_are_refused(limits: dict[str, int]) -> None:
     with pytest.raises(SpecError, match="at least 1"):
         Node(HYBRID, CoordinatorLimits(**limits))
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_request_beyond_all_reason_costs_what_its_chain_costs(window: int | None) -> None:
+    spec = table(chain("full", 1, window=window), grain=1)
+    request, node = chain_of(spec, 50), Node(spec)
+    node.store(request, {"full": whole(50)})
+    tracemalloc.start()
+    try:
+        verdict = node.coordinator.verdict(request, request_tokens=2**31 - 1)
+        assert node.coordinator.soon_tokens(request, verdict, in_flight={}) == 50
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert verdict.hit.resume_tokens == 50

@@ -50,6 +50,8 @@ class Survey:
 
         ``remembered`` lets the directories of checkpoints answer for the stores.
         """
+        # Nothing is there behind the last digest but what the engine holds: a longer request costs no more.
+        limit_tokens = min(limit_tokens, max(self._known_tokens, self._local_tokens))
         full, windows, states = self._sorted_out(rows)
         for place, row in enumerate(full):
             # The first row finds out how far it is worth asking; the others are asked all of that at once.
