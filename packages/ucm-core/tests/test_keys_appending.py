@@ -158,3 +158,32 @@ def test_kept_keys_are_read_only():
     chain.extend(range(8))
     with pytest.raises(ValueError, match="read-only"):
         chain.keys(bytes(32))[0] = 0
+
+
+class Interrupted:
+    """A double of ``hashlib.sha256``: the memory ends after ``left`` grains."""
+
+    def __init__(self, left):
+        self.left, self.real = left, hashlib.sha256()
+
+    def copy(self):
+        self.left -= 1
+        if self.left < 0:
+            raise MemoryError
+        return self.real.copy()
+
+
+@pytest.mark.parametrize("grains", range(6))
+def test_a_chain_that_was_interrupted_shows_nothing_that_was_not_hashed(grains, monkeypatch):
+    tokens, seed = list(range(50)), b"s" * 32
+    chain = PrefixChain(grain_tokens=4)
+    chain.extend(tokens[:9])
+    before = chain.keys(seed).tobytes()
+    double = Interrupted(grains)
+    monkeypatch.setattr(keys.hashlib, "sha256", lambda: double)
+    with pytest.raises(MemoryError):
+        chain.extend(tokens[9:33])
+    monkeypatch.undo()
+    assert (chain.token_count, chain.keys(seed).tobytes()) == (9, before)
+    chain.extend(tokens[9:])
+    assert [bytes(digest) for digest in chain.digests] == slow_chain(tokens, 4)

@@ -32,7 +32,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ucm_core.errors import IdentityError, SpecError
+from ucm_core.errors import IdentityError, SpecError, shown
 from ucm_core.spec.encoding import digest_of
 from ucm_core.spec.rows import is_count
 
@@ -175,7 +175,7 @@ class PrefixChain:
         if not isinstance(self.identity, RequestIdentity):
             raise IdentityError(f"identity is {identity!r}; give a RequestIdentity or None")
         if not is_count(grain_tokens):
-            raise SpecError(f"grain_tokens is {grain_tokens}, must be at least 1")
+            raise SpecError(f"grain_tokens is {shown(grain_tokens)}, must be at least 1")
         self.grain_tokens = grain_tokens
         self.media = tuple(sorted(media, key=lambda item: (item.begin, item.end, item.digest)))
         # Largest end up to each item: it only grows, so that the items of a range are found by bisection.
@@ -206,17 +206,18 @@ class PrefixChain:
     def extend(self, tokens: Tokens) -> None:
         """Append token ids; IdentityError (and no change) when one is negative or not an integer."""
         ids = _as_ids(tokens)
-        first = self._token_count // self.grain_tokens
-        self._append_ids(ids)
-        last = self._token_count // self.grain_tokens
+        end = self._token_count + len(ids)
+        first, last = self._token_count // self.grain_tokens, end // self.grain_tokens
+        self._write_ids(ids)
         self._digests = _with_capacity(self._digests, first, last)
         if last > first:
             self._hash_grains(first, last)
+        self._token_count = end  # not before: who is interrupted above must not show what was not hashed
 
     def truncate(self, tokens: int) -> None:
         """Keep the first ``tokens`` tokens; SpecError when there are fewer."""
         if not 0 <= tokens <= self._token_count:
-            raise SpecError(f"cannot truncate a chain of {self._token_count} tokens to {tokens}")
+            raise SpecError(f"cannot truncate a chain of {self._token_count} tokens to {shown(tokens)}")
         grains = tokens // self.grain_tokens
         if grains < self._token_count // self.grain_tokens:
             # Cut to size, so that growing allocates anew: views that were handed out must never change.
@@ -264,13 +265,13 @@ class PrefixChain:
             )
         return bytes(self._digests[grain - 1])
 
-    def _append_ids(self, ids: npt.NDArray[Any]) -> None:
+    def _write_ids(self, ids: npt.NDArray[Any]) -> None:
+        """Write ``ids`` behind the tokens, without counting them."""
         begin, end = self._token_count, self._token_count + len(ids)
         if ids.itemsize > self._ids.itemsize:
             self._ids = self._ids.astype(ids.dtype)
         self._ids = _with_capacity(self._ids, begin, end)
         self._ids[begin:end] = ids
-        self._token_count = end
 
     def _hash_grains(self, first: int, last: int) -> None:
         """Fill the digests of grains ``[first, last)``."""
