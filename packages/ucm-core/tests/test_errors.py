@@ -29,3 +29,8 @@ def test_store_errors_are_runtime_errors_and_never_os_errors(name):
     assert issubclass(getattr(errors, name), errors.StoreError)
     assert issubclass(errors.StoreError, RuntimeError)
     assert not issubclass(errors.StoreError, OSError)
+
+
+@pytest.mark.parametrize("value", [10**5000, [1, -(10**5000)], {"a": (10**5000,)}], ids=type)
+def test_a_number_that_python_does_not_spell_is_still_shown(value):
+    assert errors.shown(value) == f"<{type(value).__name__} with a number of too many digits>"

@@ -248,3 +248,42 @@ def test_draft_layers_that_nobody_described_are_refused():
         SpecError, match="no preset for draft layers of model_type 'llama'; known are deepseek_v3"
     ):
         table_of("llama", make=draft_table)
+
+
+@every
+@pytest.mark.parametrize("key", ["grain_tokens", "block_tokens"])
+def test_impossible_grains_and_blocks_are_refused_with_the_key(model_type, key):
+    for value in (0, -1, 1.0, "64", [64], (), {}, float("nan"), True, 1 << 40, 10**5000):
+        with pytest.raises(SpecError, match=f"{key} is .*, must be at least 1"):
+            table_of(model_type, **{key: value})
+
+
+@pytest.mark.parametrize("value", [None, [], {}, 7, ["llama"], 10**5000], ids=type)
+def test_a_model_type_that_is_no_name_is_refused(value):
+    for make in (canonical_table, draft_table):
+        with pytest.raises(SpecError, match=r"no preset for .*model_type .*known are"):
+            make(config_of("llama") | {"model_type": value}, kv_dtype="bfloat16")
+
+
+HOSTILE = [-1, 0, 10**5000, 1 << 62, 1.5, float("nan"), float("inf"), "", "4", "\ud800", True, b"x", object(),
+           [], [-1], [1.5], [None], [[1]], [10**5000], ["a"] * 9_999, {}, {"a": 1}, {1}]  # fmt: skip
+
+
+@every
+def test_whatever_a_key_says_the_table_holds_all_layers_or_the_error_is_ours(model_type):
+    config = config_of(model_type)
+    keys = {**config, **DEFAULTED}
+    for key, value in ((key, value) for key in keys for value in HOSTILE):
+        made = config | {key: value}
+        try:
+            table = canonical_table(made, kv_dtype="bfloat16", state_dtypes=STATE_DTYPES)
+        except SpecError:
+            continue
+        owned = {layer for row in table.rows for layer in row.units} | set(shared_layers(made))
+        idle = {layer for name, layer in HOLDS_NOTHING if name == model_type}
+        assert owned | idle == set(range(config["num_hidden_layers"])), (key, value)
+
+
+DEFAULTED = dict.fromkeys(
+    ("head_dim", "sliding_window", "layer_types", "max_window_layers", "use_sliding_window", "text_config")
+)

@@ -65,7 +65,10 @@ class ClosedError(StoreError):
 
 def shown(value: object) -> str:
     """Return ``value`` for a message: its ``repr``, cut short where a hostile one would have no end."""
-    return _SHORT.repr(value)
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python spells no int of more than 4,300 digits
+        return f"<{type(value).__name__} with a number of too many digits>"
 
 
 _SHORT = reprlib.Repr()

@@ -99,3 +99,9 @@ def test_the_longest_request_costs_no_more_than_what_is_there() -> None:
     hit = resolve_hit(spec, known, request_tokens=2**31 - 1)
     assert (hit.hit_tokens, hit.resume_tokens) == (40, 7)
     assert boundaries(spec, known, limit_tokens=2**31 - 1) == {7}
+
+
+@pytest.mark.parametrize("name", ["request_tokens", "tail_tokens", "align_tokens", "local_tokens"])
+def test_a_number_of_more_digits_than_can_be_spelled(name: str) -> None:
+    with pytest.raises(SpecError, match=f"{name} is <int with a number of too many digits>"):
+        resolve_hit(SPEC, {}, **{"request_tokens": 100, name: 10**5000})

@@ -18,7 +18,7 @@ from ucm_core.coordinator.coverage import (
     voters,
 )
 from ucm_core.coordinator.presence import ABSENT, Mask, Presence
-from ucm_core.errors import SpecError
+from ucm_core.errors import SpecError, shown
 from ucm_core.spec.rows import MAX_NUMBER
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 
@@ -96,7 +96,7 @@ def token_count(name: str, number: object, *, least: int = 0) -> int:
         count = int(number)
         if least <= count <= MAX_NUMBER:
             return count
-    raise SpecError(f"{name} is {number!r}; tokens are ints, at least {least} and at most {MAX_NUMBER}")
+    raise SpecError(f"{name} is {shown(number)}; tokens are ints, at least {least} and at most {MAX_NUMBER}")
 
 
 def _served_by_states(row: SpecRow, positions: frozenset[int], candidates: Positions) -> Mask:

@@ -26,7 +26,7 @@ from ucm_core.coordinator.resolve import Ask, Hit, resolve_rows, with_local
 from ucm_core.coordinator.shelf import Shelf
 from ucm_core.coordinator.soon import Soon
 from ucm_core.coordinator.survey import Survey
-from ucm_core.errors import SpecError
+from ucm_core.errors import SpecError, shown
 from ucm_core.spec.keys import Keys, PrefixChain
 from ucm_core.spec.rows import MAX_NUMBER
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
@@ -320,7 +320,7 @@ def _seed(table: SpecTable, row: SpecRow, seeds: Mapping[str, bytes]) -> bytes:
 def _check_block(row_name: str, block: object) -> None:
     """Refuse what is no index: rounded or wrapped around it would name another block's key."""
     if not isinstance(block, Integral) or not 0 <= int(block) <= MAX_NUMBER:
-        raise SpecError(f"row {row_name!r}: block {block!r} is no int from 0 to {MAX_NUMBER}")
+        raise SpecError(f"row {row_name!r}: block {shown(block)} is no int from 0 to {MAX_NUMBER}")
 
 
 def _check_lookups(table: SpecTable, lookups: Mapping[str, Lookup]) -> None:

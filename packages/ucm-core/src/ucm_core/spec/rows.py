@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ucm_core.errors import SpecError
+from ucm_core.errors import SpecError, shown
 from ucm_core.spec.dtypes import itemsize
 
 __all__ = ["Part", "RankRule", "RowKind", "SpecRow", "as_tuple", "is_count", "is_name", "refuse_repeats"]
@@ -64,10 +64,12 @@ class Part:
         object.__setattr__(self, "shape", as_tuple(self.shape, f"part {self.name!r}: shape"))
         itemsize(self.dtype)
         if not is_name(self.name) or not self.shape or any(not is_count(size) for size in self.shape):
-            raise SpecError(f"part {self.name!r} needs a name and a shape of positive ints, got {self.shape}")
+            raise SpecError(
+                f"part {self.name!r} needs a name and a shape of positive ints, got {shown(self.shape)}"
+            )
         if not is_count(self.tokens_per_entry):
             raise SpecError(
-                f"part {self.name!r}: tokens_per_entry is {self.tokens_per_entry!r}, must be at least 1"
+                f"part {self.name!r}: tokens_per_entry is {shown(self.tokens_per_entry)}, must be at least 1"
             )
 
     @property
@@ -168,7 +170,7 @@ class SpecRow:
 
     def _check_units(self) -> None:
         if not self.units or not all(_is_number(unit) for unit in self.units):
-            raise SpecError(f"row {self.name!r} needs layer numbers from 0, got {self.units}")
+            raise SpecError(f"row {self.name!r} needs layer numbers from 0, got {shown(self.units)}")
         for before, after in zip(self.units, self.units[1:], strict=False):
             if before >= after:
                 raise SpecError(
@@ -179,16 +181,16 @@ class SpecRow:
         none = self.kind is RowKind.NONE and self.block_tokens == 0
         if not none and not (is_count(self.block_tokens) and self.block_tokens <= MAX_BLOCK_TOKENS):
             raise SpecError(
-                f"row {self.name!r}: block_tokens is {self.block_tokens!r}, must be at least 1 and at most"
-                f" {MAX_BLOCK_TOKENS}"
+                f"row {self.name!r}: block_tokens is {shown(self.block_tokens)}, must be at least 1 and "
+                f"at most {MAX_BLOCK_TOKENS}"
             )
         if self.window is not None and not is_count(self.window):
             raise SpecError(
-                f"row {self.name!r}: window is {self.window!r}, must be at least 1 (the token itself)"
+                f"row {self.name!r}: window is {shown(self.window)}, must be at least 1 (the token itself)"
             )
         if not _is_number(self.extra):
             raise SpecError(
-                f"row {self.name!r}: extra is {self.extra!r}, must be an int that is not negative"
+                f"row {self.name!r}: extra is {shown(self.extra)}, must be an int that is not negative"
             )
 
     def _check_kind(self) -> None:
@@ -196,11 +198,12 @@ class SpecRow:
             raise SpecError(f"row {self.name!r} is a {self.kind.value} row with follows={self.follows!r}")
         if self.interval is not None and self.kind is not RowKind.SNAPSHOT:
             raise SpecError(
-                f"row {self.name!r}: interval {self.interval!r} is for snapshot rows, not {self.kind.value}"
+                f"row {self.name!r}: interval {shown(self.interval)} is for snapshot rows, "
+                f"not {self.kind.value}"
             )
         if self.interval is not None and (not is_count(self.interval) or self.interval % self.block_tokens):
             raise SpecError(
-                f"row {self.name!r}: interval {self.interval!r} is no multiple of its grid "
+                f"row {self.name!r}: interval {shown(self.interval)} is no multiple of its grid "
                 f"{self.block_tokens}"
             )
         if (self.window is not None or self.extra) and self.kind is not RowKind.CHAIN:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ucm_core.errors import SpecError
+from ucm_core.errors import SpecError, shown
 from ucm_core.spec import text
 from ucm_core.spec.encoding import digest_of
 from ucm_core.spec.rows import Part, RankRule, RowKind, SpecRow, as_tuple, is_count, refuse_repeats
@@ -60,7 +60,7 @@ class SpecTable:
             if not isinstance(row, SpecRow):
                 raise SpecError(f"the table has the row {row!r}, which is no SpecRow")
         if not is_count(self.grain_tokens):
-            raise SpecError(f"grain_tokens is {self.grain_tokens!r}, must be at least 1")
+            raise SpecError(f"grain_tokens is {shown(self.grain_tokens)}, must be at least 1")
         refuse_repeats("the table has the row", (row.name for row in self.rows))
         self._derive("chain_rows", self._of_kind(RowKind.CHAIN))
         self._derive("snapshot_rows", self._of_kind(RowKind.SNAPSHOT))
@@ -89,7 +89,7 @@ class SpecTable:
         bytes mean the same, only who holds them changes.
         """
         if not is_count(size):
-            raise SpecError(f"a context of {size!r} ranks; at least 1")
+            raise SpecError(f"a context of {shown(size)} ranks; at least 1")
         if size == 1:
             return self
         for row in (*self.chain_rows, *self.follower_rows):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from ucm_core.errors import SpecError
+from ucm_core.errors import SpecError, shown
 from ucm_core.spec.presets._facts import Facts
 from ucm_core.spec.presets._layers import Family, Shared, rows_of
 from ucm_core.spec.table import SpecTable
@@ -114,9 +114,10 @@ def shared_layers(config: Mapping[str, Any]) -> dict[int, int]:
 
 
 def _family(known: Mapping[str, Family], config: Mapping[str, Any], complaint: str) -> Family:
-    family = known.get(config.get("model_type", ""))
+    model_type = config.get("model_type")
+    family = known.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise SpecError(f"{complaint} {config.get('model_type')!r}; known are {', '.join(sorted(known))}")
+        raise SpecError(f"{complaint} {shown(model_type)}; known are {', '.join(sorted(known))}")
     return family
 
 

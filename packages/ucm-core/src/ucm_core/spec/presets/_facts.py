@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ucm_core.errors import SpecError
+from ucm_core.errors import SpecError, shown
 
 __all__ = ["MAX_LAYERS", "MAX_SIZE", "Facts"]
 
@@ -47,12 +47,12 @@ class Facts:
     def optional_whole(self, key: str) -> int | None:
         """Return a whole number above 0; None when the key is absent, null or 0."""
         value = self.config.get(key)
-        return None if value is None or value == 0 else self._checked_whole(key, value)
+        return None if value is None or _is_zero(value) else self._checked_whole(key, value)
 
     def count(self, key: str, *, default: int) -> int:
         """Return a whole number of at least 0; ``default`` when the key is absent or null."""
         value = self.config.get(key)
-        return default if value is None else 0 if value == 0 else self._checked_whole(key, value)
+        return default if value is None else 0 if _is_zero(value) else self._checked_whole(key, value)
 
     def numbers(self, key: str) -> tuple[int, ...] | None:
         """Return a list of whole numbers of at least 0; None when the key is absent or null."""
@@ -60,7 +60,7 @@ class Facts:
         if value is None:
             return None
         if not isinstance(value, list | tuple) or not all(type(item) is int and item >= 0 for item in value):
-            raise self.wrong(f"has {key} = {value!r}; expected a list of whole numbers")
+            raise self.wrong(f"has {key} = {shown(value)}; expected a list of whole numbers")
         return tuple(value)
 
     def section(self, key: str) -> Facts | None:
@@ -69,7 +69,7 @@ class Facts:
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise self.wrong(f"has {key} = {value!r}; expected a mapping")
+            raise self.wrong(f"has {key} = {shown(value)}; expected a mapping")
         return replace(self, config={**value, "model_type": f"{self.model_type}, {key}"})
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Facts:
@@ -83,7 +83,7 @@ class Facts:
             if isinstance(value, list | tuple | str) and all(isinstance(item, str) for item in value):
                 return tuple(value)
             if value is not None:
-                raise self.wrong(f"has {key} = {value!r}; expected a list of names")
+                raise self.wrong(f"has {key} = {shown(value)}; expected a list of names")
         return None
 
     def state_dtype(self, name: str) -> str:
@@ -132,5 +132,9 @@ class Facts:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_SIZE:
-            raise self.wrong(f"has {key} = {value!r}; expected a whole number from 1 to {MAX_SIZE}")
+            raise self.wrong(f"has {key} = {shown(value)}; expected a whole number from 1 to {MAX_SIZE}")
         return value
+
+
+def _is_zero(value: object) -> bool:
+    return isinstance(value, int | float) and value == 0

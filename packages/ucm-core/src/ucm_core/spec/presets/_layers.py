@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ucm_core.errors import SpecError
+from ucm_core.errors import SpecError, shown
 from ucm_core.spec.presets._facts import Facts
-from ucm_core.spec.rows import Part, RankRule, RowKind, SpecRow
+from ucm_core.spec.rows import Part, RankRule, RowKind, SpecRow, is_count
 
 __all__ = [
     "Family",
@@ -72,6 +72,9 @@ def rows_of(
 
     Names begin with ``prefix``. Layers that share another's bytes own none and are in no row.
     """
+    for key, tokens in (("grain_tokens", grain_tokens), ("block_tokens", block_tokens)):
+        if not is_count(tokens):
+            raise SpecError(f"{key} is {shown(tokens)}, must be at least 1")
     layers: dict[Holding, list[int]] = {}
     for layer, holding in holdings:
         if isinstance(holding, Holding):
@@ -171,7 +174,9 @@ def numbered_kinds(facts: Facts, key: str, *, spellings: dict[int, str]) -> tupl
     if numbers is None:
         return None
     if not set(numbers) <= set(spellings):
-        raise facts.wrong(f"has {key} = {list(numbers)}; expected {', '.join(map(str, spellings))} per layer")
+        raise facts.wrong(
+            f"has {key} = {shown(list(numbers))}; expected {', '.join(map(str, spellings))} per layer"
+        )
     return tuple(spellings[number] for number in numbers)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ucm_core.errors import shown
 from ucm_core.spec.presets._facts import Facts
 from ucm_core.spec.presets._layers import Family, Holding, attention, placed
 from ucm_core.spec.rows import RowKind
@@ -23,7 +24,7 @@ def _crossed(facts: Facts) -> Iterable[tuple[int, Holding]]:
     crossing = set(_CROSS_LAYERS if listed is None else listed)
     layers = range(facts.layer_count)
     if not crossing <= set(layers):
-        raise facts.wrong(f"has the cross layer {max(crossing)} and {facts.layer_count} layers")
+        raise facts.wrong(f"has the cross layer {shown(max(crossing))} and {facts.layer_count} layers")
     full, cross = attention(facts, facts.head_dim()), Holding("cross", RowKind.NONE, ())
     kinds = ("cross" if layer in crossing else "full" for layer in layers)
     return placed(kinds, {"full": (full,), "cross": (cross,)})

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ucm_core.errors import shown
 from ucm_core.spec.presets._facts import Facts
 from ucm_core.spec.presets._layers import (
     Family,
@@ -51,7 +52,8 @@ def _nested_kinds(nested: Facts, layer_count: int) -> tuple[str, ...]:
     kinds = dict.fromkeys(states, "state") | dict.fromkeys(full, "full")
     if sorted((*states, *full)) != list(range(1, layer_count + 1)):
         raise nested.wrong(
-            f"has kda_layers {states} and full_attn_layers {full}; expected each of 1 to {layer_count} once"
+            f"has kda_layers {shown(states)} and full_attn_layers {shown(full)}; "
+            f"expected each of 1 to {layer_count} once"
         )
     return tuple(kinds[layer] for layer in sorted(kinds))
 

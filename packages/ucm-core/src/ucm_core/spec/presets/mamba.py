@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ucm_core.errors import shown
 from ucm_core.spec.presets._facts import MAX_SIZE, Facts
 from ucm_core.spec.presets._layers import Family, Holding, attention, layer_kinds, placed, state
 
@@ -31,7 +32,7 @@ def _expanded(facts: Facts) -> int:
     """Return the inner width where it is a multiple of the hidden size."""
     factor = facts.config.get("mamba_expand", 2)
     if not isinstance(factor, int | float) or not 0 < factor * facts.whole("hidden_size") <= MAX_SIZE:
-        raise facts.wrong(f"has mamba_expand = {factor!r}; expected a factor of its hidden_size")
+        raise facts.wrong(f"has mamba_expand = {shown(factor)}; expected a factor of its hidden_size")
     return int(factor * facts.whole("hidden_size"))
 
 
