@@ -8,7 +8,7 @@ from ucm_core.coordinator.retention import RetentionPolicy
 from ucm_core.errors import ConfigError
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.identity import ModelIdentity
-from ucm_core.spec.table import SpecTable
+from ucm_core.spec.table import SpecRow, SpecTable
 
 __all__ = ["check_grain", "retention_policies", "settings_of"]
 
@@ -49,19 +49,20 @@ def retention_policies(config: CacheConfig, table: SpecTable) -> dict[str, Reten
 
     Raises `ucm_core.ConfigError` for a name that is no snapshot row's and for a budget that holds no state.
     """
-    rows = {row.name: row for row in table.snapshot_rows}
-    for name in config.retention:
-        if name != "*" and name not in rows:
-            known = ", ".join(rows) or "there are none"
-            raise ConfigError(f"setting 'retention': row {name!r} holds no states; rows that do: {known}")
-    policies = {}
-    for name, row in rows.items():
-        knobs = config.retention.get(name, config.retention.get("*"))
-        policies[name] = RetentionPolicy(**knobs.model_dump()) if knobs else RetentionPolicy()
-        budget = policies[name].budget_bytes
-        if budget is not None and budget < row.block_bytes:
-            raise ConfigError(
-                f"setting 'retention': budget_bytes = {budget} of row {name!r} holds none of its states of"
-                f" {row.block_bytes} bytes; give at least as much"
-            )
-    return policies
+    names = [row.name for row in table.snapshot_rows]
+    unknown = next((name for name in config.retention if name not in {"*", *names}), None)
+    if unknown is not None:
+        known = ", ".join(names) or "there are none"
+        raise ConfigError(f"setting 'retention': row {unknown!r} holds no states; rows that do: {known}")
+    return {row.name: _policy(config, row) for row in table.snapshot_rows}
+
+
+def _policy(config: CacheConfig, row: SpecRow) -> RetentionPolicy:
+    knobs = config.retention.get(row.name, config.retention.get("*"))
+    policy = RetentionPolicy(**knobs.model_dump()) if knobs else RetentionPolicy()
+    if policy.budget_bytes is not None and policy.budget_bytes < row.block_bytes:
+        raise ConfigError(
+            f"setting 'retention': budget_bytes = {policy.budget_bytes} of row {row.name!r} holds none of its"
+            f" states of {row.block_bytes} bytes; give at least as much"
+        )
+    return policy

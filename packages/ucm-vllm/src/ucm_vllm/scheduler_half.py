@@ -159,22 +159,23 @@ class SchedulerHalf:
         self._broken.add(report.broken_pages, [tables[0] for tables in self._step_tables])
         # only now: a worker saves again once it hears that its failures are known
         self._failures_seen = max(self._failures_seen, report.failures)
-        cache = self._cache.current
-        for use in report.ended:
-            if cache is not None:
-                cache.release(use)
-        for row, keys in report.stored:
-            if cache is not None:
-                cache.coordinator.saved(row, keys)
-        for failed in report.failed:
-            if cache is not None and len(failed.keys):
-                cache.coordinator.failed(failed.row, failed.keys)
-                self._retention.forget(failed.row, failed.keys)
+        if self._cache.current is not None:
+            self._tell(self._cache.current, report)
         failed_ids = {failed.request_id for failed in report.failed}
         for record in filter(None, map(self._records.get, failed_ids)):
             record.load_failed(report.broken_pages, page_tokens=self._broken.page_tokens)
         for request_id in failed_ids | report.dropped:
             self._save_again(request_id)
+
+    def _tell(self, cache: Cache, report: WorkerReport) -> None:
+        for attempt in report.ended:
+            cache.release(attempt)
+        for row, keys in report.stored:
+            cache.coordinator.saved(row, keys)
+        for failed in report.failed:
+            if len(failed.keys):
+                cache.coordinator.failed(failed.row, failed.keys)
+                self._retention.forget(failed.row, failed.keys)
 
     def finished(self, request_id: str) -> None:
         """Count and forget the request; a load of it that still runs is the worker's to report."""

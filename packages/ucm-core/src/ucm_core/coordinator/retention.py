@@ -143,14 +143,18 @@ def keep(
     on every offer may be the last one and is kept.
     """
     step = retention_step(row, alignment_tokens)
-    offered = set.intersection(*map(set, offers)) if offers else set()
-    joint = sorted(p for p in offered if 0 < p <= progress.computed_tokens and p % step == 0)
+    joint = [p for p in _offered_by_all(offers) if 0 < p <= progress.computed_tokens and p % step == 0]
     every = policy.interval(row)
     if every is None:
         return tuple(joint)
     end = progress.again_tokens // step * step if policy.request_end else math.inf
     common = progress.common_tokens // step * step if policy.second_sight else 0
     return tuple(p for p in joint if p >= end or p == common or _at_interval(p, every, step))
+
+
+def _offered_by_all(offers: Sequence[Collection[int]]) -> list[int]:
+    """Return what every engine group offers, ascending."""
+    return sorted(set.intersection(*map(set, offers))) if offers else []
 
 
 def _at_interval(position: int, every: int, step: int) -> bool:
