@@ -20,16 +20,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ucm_core.coordinator.attempts import Attempt
-from ucm_core.coordinator.lookups import Clock
-from ucm_core.errors import SpecError, UcmError
+from ucm_core.coordinator.lookups import STORE_FAILURES, Clock
+from ucm_core.errors import SpecError
 from ucm_core.spec.keys import Keys
 
 __all__ = ["Lease", "LeaseStatistics", "LeasedRow", "Leases", "Pinned"]
 
 LEASE_S = 60.0
 """Seconds after which a lease that nobody released ends."""
-
-_FAILURES = (UcmError, OSError, RuntimeError, ValueError)
 
 _log = logging.getLogger(__name__)
 
@@ -197,7 +195,7 @@ class Leases:
     def _pin(self, name: str, keys: Keys) -> Pinned | None:
         try:
             pins = self._rows[name].pin(keys)
-        except _FAILURES as error:
+        except STORE_FAILURES as error:
             _log.debug("row %s: nothing is pinned: %s", name, error)
             self._counts["failures"] += 1
             return None

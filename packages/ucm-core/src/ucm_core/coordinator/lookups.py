@@ -23,14 +23,15 @@ from ucm_core.coordinator.presence import Mask
 from ucm_core.errors import SpecError, UcmError
 from ucm_core.spec.keys import NAME_BYTES, Keys
 
-__all__ = ["Clock", "Lookup", "LookupStatistics", "RowLookup", "Suspects", "names_of"]
+__all__ = ["STORE_FAILURES", "Clock", "Lookup", "LookupStatistics", "RowLookup", "Suspects", "names_of"]
 
 Lookup = Callable[[Keys], npt.ArrayLike]
 """What a store offers: one truth value per key, ``[n]``, for one whole batch."""
 Clock = Callable[[], float]
 """Seconds that never go back."""
 
-_FAILURES = (UcmError, OSError, RuntimeError, ValueError)
+STORE_FAILURES = (UcmError, OSError, RuntimeError, ValueError)
+"""What a store may raise; anything else is a defect of ours."""
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class RowLookup:
     def _ask(self, keys: Keys) -> Mask | None:
         try:
             present = np.asarray(self._lookup(keys), dtype=np.bool_)
-        except _FAILURES as error:
+        except STORE_FAILURES as error:
             _log.debug("lookup of row %s failed: %s", self._row_name, error)
             return None
         return present if present.shape == (len(keys),) else None
