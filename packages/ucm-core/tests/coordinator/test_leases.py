@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -17,7 +18,7 @@ from ring_double import RingDouble
 
 from ucm_core.coordinator.attempts import Attempt
 from ucm_core.coordinator.leases import LeasedRow, Leases
-from ucm_core.errors import SpecError
+from ucm_core.errors import SpecError, StoreError
 from ucm_core.spec.keys import Keys
 
 R1, R2, R3 = (Attempt(name) for name in ("r1", "r2", "r3"))
@@ -263,3 +264,33 @@ def test_any_interleaving_balances(steps: list[tuple[str, int, list[int]]]) -> N
         model.world.leases.check_integrity()
         assert model.world.pins == model.pins()
         assert sum(model.pins().values()) <= 6
+
+
+ENDS: dict[str, Callable[[World, Any], object]] = {
+    "its release": lambda world, lease: lease.release(),
+    "the attempt's release": lambda world, lease: world.leases.release(R1),
+    "the next lease": lambda world, lease: world.take(R1),
+    "time": lambda world, lease: (setattr(world.clock, "now", 60.0), world.leases.statistics()),
+    "closing": lambda world, lease: world.leases.close(),
+}
+
+
+@pytest.mark.parametrize("error", [StoreError("no reference"), OSError(5, "EIO"), RuntimeError("gone")])
+@pytest.mark.parametrize("end", ENDS)
+def test_whoever_ends_a_lease_does_not_fail_with_a_store(
+    end: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World("broken", "sound")
+    lease = world.take(R1, 0, 1)
+    monkeypatch.setattr(lease.pins["broken"], "release", raising(error))
+    ENDS[end](world, lease)
+    assert world.rings["sound"].references == Counter()
+    assert world.leases.statistics().held == 0
+    world.leases.check_integrity()
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def release() -> None:
+        raise error
+
+    return release

@@ -187,7 +187,7 @@ class Leases:
                 room = self._rows[name].objects - self._used[name] if name in self._rows else 0
                 each = self._pin(name, part[:room]) if room > 0 and len(part) else None
                 if each is not None:
-                    undo.callback(each.release)
+                    undo.callback(_let_go, each)
                     pins[name] = each
             undo.pop_all()
         return pins
@@ -201,7 +201,7 @@ class Leases:
             return None
         if len(pins.keys):
             return pins
-        pins.release()
+        _let_go(pins)
         return None
 
     def _expire(self, afterwards: ExitStack) -> None:
@@ -215,7 +215,7 @@ class Leases:
         self._used.subtract(_sizes(lease))
         self._counts[why] += 1
         for pins in lease.pins.values():
-            afterwards.callback(pins.release)
+            afterwards.callback(_let_go, pins)
 
     def _end(self, lease: Lease) -> None:
         self._finish(lease.attempt, lease)
@@ -233,3 +233,11 @@ class Leases:
 
 def _sizes(lease: Lease) -> dict[str, int]:
     return {name: len(pins.keys) for name, pins in lease.pins.items()}
+
+
+def _let_go(pins: Pinned) -> None:
+    """Release pins; a store that fails keeps its room, and who ends a lease must not fail with it."""
+    try:
+        pins.release()
+    except STORE_FAILURES as error:
+        _log.warning("objects of a lease are kept in the ring: %s", error)
