@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
+import pytest
 from rings import fill, keys, private_ring, shows, wait
 
+from ucm_core.errors import ClosedError
+from ucm_core.spec.keys import Keys
 from ucm_core.store.ring import Outcome, Ring
 
 REQUESTS = 50
@@ -82,3 +88,68 @@ def test_of_fifty_claimers_of_one_key_one_is_owner() -> None:
         outcomes = [int(claims.outcome[0]) for claims in all_at_once(lambda _: ring.claim(keys("a")))]
         assert sorted(outcomes) == [Outcome.OWNER] + [Outcome.LOADING] * (REQUESTS - 1)
         assert ring.statistics().own_references == REQUESTS
+
+
+@pytest.fixture(params=[1e-6, 5e-3], ids=["switching all the time", "switching rarely"])
+def switching(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(request.param)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("switching")
+@pytest.mark.parametrize("round_", range(2))
+def test_calls_that_keep_the_gil_and_those_that_wait_all_end_when_the_ring_closes(round_: int) -> None:
+    """A short look keeps the GIL and may meet the closer; who holds the closer off needs no GIL to end."""
+    ring, wanted, many = private_ring(8), keys(*range(12)), keys(*range(5000))
+    begun = threading.Barrier(len(WORK) + 2)
+
+    def until_closed(work: Callable[[], object]) -> bool:
+        begun.wait()
+        try:
+            for _ in itertools.count():
+                work()
+        except ClosedError:
+            return True
+
+    def close() -> bool:
+        begun.wait()
+        ring.close()
+        return True
+
+    with ThreadPoolExecutor(len(WORK) + 2) as pool:
+        calls = [pool.submit(until_closed, partial(work, ring, wanted, many)) for work in WORK]
+        calls += [pool.submit(close) for _ in range(2)]
+        assert all(call.result(timeout=60) for call in calls)
+
+
+def _claim_and_fill(ring: Ring, wanted: Keys, _: Keys) -> None:
+    claims = ring.claim(wanted)
+    fill(ring, claims, wanted)
+    ring.release(claims.slots[claims.slots >= 0])
+
+
+def _pin_and_release(ring: Ring, wanted: Keys, _: Keys) -> None:
+    claims = ring.pin(wanted)
+    ring.release(claims.slots[claims.slots >= 0])
+
+
+def _claim_and_wait(ring: Ring, wanted: Keys, _: Keys) -> None:
+    claims = ring.claim(wanted[::-1])
+    ring.abort(claims.slots[claims.outcome == Outcome.OWNER])
+    others = (claims.slots >= 0) & (claims.outcome != Outcome.OWNER)
+    ring.wait(claims.slots[others], claims.version[others], timeout_s=60)
+    ring.release(claims.slots[others])
+
+
+WORK: list[Callable[[Ring, Keys, Keys], object]] = [
+    lambda ring, wanted, many: ring.lookup(wanted),
+    lambda ring, wanted, many: ring.lookup(many),
+    lambda ring, wanted, many: ring.touch(wanted),
+    _pin_and_release,
+    _claim_and_fill,
+    _claim_and_wait,
+    lambda ring, wanted, many: ring.statistics(),
+    lambda ring, wanted, many: ring.drop(wanted),
+]
