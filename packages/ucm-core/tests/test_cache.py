@@ -465,3 +465,11 @@ def test_a_root_without_a_parent_that_can_be_made_is_a_miss(caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING), open_cache(Path("/proc/none/cache")) as cache:
         assert resume(cache) == 0
     assert caplog.text.count("is not available, everything is a miss") == 1
+
+
+def test_a_first_block_of_no_row_is_refused_and_nothing_is_saved(root: Path) -> None:
+    with open_cache(root) as cache:
+        chain = cache.chain(TOKENS)
+        with pytest.raises(SpecError, match=r"first_block names 'fulll'.*rows are full"):
+            cache.save(chain, {"full": blocks_of(FULL, 2)}, first_block={"fulll": 1})
+        assert cache.resolve(chain).hit.resume_tokens == 0

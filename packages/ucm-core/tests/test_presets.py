@@ -311,7 +311,9 @@ def test_blocks_are_whole_grains():
     ("config", "message"),
     [
         ({"model_type": "unheard_of"}, "no preset for model_type 'unheard_of'; known are bamba"),
+        ({"model_type": "lama"}, "no preset for model_type 'lama'; did you mean llama"),
         ({}, "no preset for model_type None"),
+        (TINY["llama"] | {"num_key_value_heads": 3}, "4 is no multiple of num_key_value_heads 3"),
         (TINY["llama"] | {"num_hidden_layers": None}, "llama has no num_hidden_layers"),
         (TINY["llama"] | {"num_hidden_layers": -1}, "num_hidden_layers = -1; expected a whole number"),
         (TINY["llama"] | {"num_key_value_heads": "2"}, "num_key_value_heads = '2'"),

@@ -69,6 +69,7 @@ def test_mapping_and_json_round_trips_keep_every_field():
         ({"rank_rule": "union"}, "row 'full': rank_rule is 'union'; did you mean all_union?"),
         ({"units": None}, "row 'full' lacks units"),
         ({"units": ["3-x"]}, "units '3-x' is no layer range"),
+        ({"units": ["2-0", 5]}, "units '2-0' is no layer range"),
         ({"units": "0-99999"}, "units '0-99999' is no layer range"),
         ({"units": [1.5]}, "units must be a whole number, got 1.5"),
         ({"block_tokens": "64"}, "block_tokens must be a whole number, got '64'"),

@@ -45,13 +45,13 @@ from ucm_core.cache import Cache, CacheStatistics, Loaded
 from ucm_core.coordinator.attempts import Attempt
 from ucm_core.coordinator.boundaries import boundaries
 from ucm_core.coordinator.completions import Completions
-from ucm_core.coordinator.coordinator import Coordinator, Verdict
+from ucm_core.coordinator.coordinator import Coordinator, CoordinatorLimits, CoordinatorStatistics, Verdict
 from ucm_core.coordinator.coverage import coverage
-from ucm_core.coordinator.explain import Explanation, RowExplanation
-from ucm_core.coordinator.leases import Lease, Leases
+from ucm_core.coordinator.explain import Explanation, RowExplanation, explain
+from ucm_core.coordinator.leases import Lease, Leases, LeaseStatistics
 from ucm_core.coordinator.origins import Origin
 from ucm_core.coordinator.presence import Presence
-from ucm_core.coordinator.resolve import Hit, resolve_hit
+from ucm_core.coordinator.resolve import Ask, Hit, resolve_hit
 from ucm_core.errors import (
     ClosedError,
     ConfigError,
@@ -74,14 +74,17 @@ from ucm_core.spec.model import Model, Resolved, read_model
 from ucm_core.spec.presets import canonical_table, draft_table, shared_layers
 from ucm_core.spec.table import Part, RankRule, RowKind, SpecRow, SpecTable
 from ucm_core.spec.units import Segment, UnitMap
-from ucm_core.store.block import BlockStore
+from ucm_core.store.block import BlockStore, BlockStoreStatistics
+from ucm_core.store.root import RootStatistics
 from ucm_core.store.snapshot import SnapshotStore
 
 __version__ = "0.1.0"
 __all__ = [
+    "Ask",
     "Attempt",
     "BlockSource",
     "BlockStore",
+    "BlockStoreStatistics",
     "BlockTarget",
     "BufferBlocks",
     "Cache",
@@ -92,6 +95,8 @@ __all__ = [
     "Completions",
     "ConfigError",
     "Coordinator",
+    "CoordinatorLimits",
+    "CoordinatorStatistics",
     "EngineBlocks",
     "EngineLayout",
     "EventKind",
@@ -101,6 +106,7 @@ __all__ = [
     "IdentityError",
     "LayoutError",
     "Lease",
+    "LeaseStatistics",
     "Leases",
     "Level",
     "Loaded",
@@ -118,6 +124,7 @@ __all__ = [
     "RequestIdentity",
     "Resolved",
     "ResultCode",
+    "RootStatistics",
     "RowExplanation",
     "RowKind",
     "Segment",
@@ -137,6 +144,7 @@ __all__ = [
     "canonical_table",
     "coverage",
     "draft_table",
+    "explain",
     "object_keys",
     "read_config",
     "read_model",

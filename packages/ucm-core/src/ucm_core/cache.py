@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -160,14 +160,15 @@ class Cache:
         mapping ``first_block`` does not name begins at 0.
         Block ``i`` of a chain row holds the tokens ``[i, i + 1) x block_tokens``; of a snapshot row it is the
         state after ``(i + 1) x block_tokens`` tokens. The arrays may be changed when this returns. Raises
-        `ucm_core.LayoutError` for an array of another shape, `ucm_core.SpecError` for an unknown row or a
-        chain that is shorter than the blocks.
+        `ucm_core.LayoutError` for an array of another shape, `ucm_core.SpecError` for an unknown row (also in
+        ``first_block``) or a chain that is shorter than the blocks.
         """
         space = self._spaces.opened()
         sources = {row: self._buffer(row, blocks) for row, blocks in payloads.items()}
         keys = {}
+        begins = _begin_blocks(first_block, payloads, known=self._plans)
         for row, blocks in payloads.items():
-            begin = _begin_block(first_block, row)
+            begin = begins[row]
             keys[row] = space.coordinator.keys(chain, row, begin_block=begin, end_block=begin + len(blocks))
             if self._origins is not None:
                 self._origins.remember(chain, self.table.row(row), keys=keys[row], begin_block=begin)
@@ -403,8 +404,18 @@ def _account(verdict: Verdict) -> TokenAccount:
     return TokenAccount(prompt, local).promised(verdict.hit.new_tokens)
 
 
-def _begin_block(first_block: int | Mapping[str, int], row: str) -> int:
-    begin: object = first_block.get(row, 0) if isinstance(first_block, Mapping) else first_block
-    if not isinstance(begin, Integral):
-        raise SpecError(f"row {row!r}: first_block is {begin!r}, which is no int")
-    return int(begin)
+def _begin_blocks(
+    first_block: int | Mapping[str, int], rows: Iterable[str], *, known: Collection[str]
+) -> dict[str, int]:
+    """Per row of ``rows`` its first block; SpecError for a name that is no row, which would be a typo."""
+    named = first_block if isinstance(first_block, Mapping) else dict.fromkeys(rows, first_block)
+    unknown = next((name for name in named if name not in known), None)
+    if unknown is not None:
+        raise SpecError(f"first_block names {unknown!r}, which is no cached row; rows are {', '.join(known)}")
+    return {row: _block(row, named.get(row, 0)) for row in rows}
+
+
+def _block(row: str, block: object) -> int:
+    if not isinstance(block, Integral):
+        raise SpecError(f"row {row!r}: first_block is {block!r}, which is no int")
+    return int(block)

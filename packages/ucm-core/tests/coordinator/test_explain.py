@@ -96,6 +96,19 @@ def test_a_row_that_needs_nothing_serves_up_to_the_limit() -> None:
     assert lacks(said) == {"f": (32, 48, 2), "own": (992, None, None)}
 
 
+def test_what_a_limiting_row_lacks_is_what_would_help() -> None:
+    """64 is lacked by both rows, 256 by the window alone: its block 3 is the one to have, not block 0.
+
+    320 is lacked by the states alone.
+    """
+    spec = table(chain("win", 64, 65), snapshot("ssm", 64))
+    known = {"win": blocks((4, 6)), "ssm": states(256)}
+    said = explain(spec, known, ask=Ask(400))
+    assert (said.limiting, lacks(said)["win"]) == (("win", "ssm"), (384, 256, 3))
+    assert lacks(said)["ssm"] == (256, 320, None)
+    assert explain(spec, known | {"win": blocks((3, 6))}, ask=Ask(400)).resume_tokens == 256
+
+
 def test_nobody_is_to_blame_at_the_limit() -> None:
     said = explain(table(MLA), {"mla": whole(9)}, ask=Ask(9 * 128 + 1))
     assert (said.limiting, lacks(said)) == ((), {"mla": (1152, None, None)})
@@ -127,6 +140,9 @@ def test_what_a_row_lacks_is_lacking_and_would_help(world: World, ask: dict[str,
     for row in said.rows:
         assert row.refused_tokens is None or row.refused_tokens > said.resume_tokens
         assert row.missing_block is None or not holds(known[row.row], row.missing_block)
+    near = {row.refused_tokens for row in said.rows if row.limits}
+    alone = [row for row in said.rows if row.limits and len(said.limiting) == 1]
+    assert not alone or deeper >= min(near)
 
 
 def holds(presence: Presence, block: int) -> bool:

@@ -35,8 +35,9 @@ class RowExplanation:
     boundary_tokens: int
     """The deepest boundary up to the limit that this row alone can serve."""
     refused_tokens: int | None
-    """The first joint boundary past the resume point that this row cannot serve: a multiple of ``A`` and of
-    every snapshot row's grid. None when it serves all of them up to the limit."""
+    """A joint boundary past the resume point (a multiple of ``A`` and of every snapshot row's grid) that this
+    row cannot serve: of a row that limits the first at which it does, of any other the first of all. None
+    when it serves all of them up to the limit."""
     missing_block: int | None
     """First absent block of what ``refused_tokens`` needs; None for snapshot rows, which lack its state."""
     limits: bool
@@ -93,28 +94,25 @@ def explain(table: SpecTable, presence: Mapping[str, Presence], *, ask: Ask) -> 
     candidates = candidate_positions(table, min(limit, depth), align_tokens=ask.align_tokens)
     serve = [served(source, held, candidates=candidates) for _, source, held in rows]
     deeper = (candidates > resume) & (candidates % step == 0)
-    limits = _limiting([serves[deeper] for serves in serve])
+    closest = _closest([serves[deeper] for serves in serve])
     said = [
         RowExplanation(
             row.name,
             row.kind,
             boundary_tokens=deepest(candidates, serves),
-            **_lack(source, held, candidates[deeper & ~serves]),
-            limits=limiting,
+            **_lack(source, held, candidates[deeper][near if near.any() else ~serves[deeper]]),
+            limits=bool(near.any()),
         )
-        for (row, source, held), serves, limiting in zip(rows, serve, limits, strict=True)
+        for (row, source, held), serves, near in zip(rows, serve, closest, strict=True)
     ]
     return Explanation(hit, resume, limit // step * step, tuple(said))
 
 
-def _limiting(serve: list[Mask]) -> list[bool]:
-    """Return per row whether it lacks one of the boundaries that the fewest rows lack."""
-    if not serve:
-        return []
-    lacks = ~np.array(serve)
+def _closest(serve: list[Mask]) -> list[Mask]:
+    """Return per row which boundaries it lacks of those that the fewest rows lack."""
+    lacks = ~np.array(serve, dtype=np.bool_)
     counts = lacks.sum(axis=0)
-    closest = lacks[:, counts == counts.min(initial=len(serve))]
-    return [bool(row.any()) for row in closest]
+    return list(lacks & (counts == counts.min(initial=len(serve))))
 
 
 def _lack(row: SpecRow, presence: Presence, refused: Positions) -> dict[str, int | None]:

@@ -62,7 +62,7 @@ class Part:
     def __post_init__(self) -> None:
         """Raise SpecError when a field cannot describe bytes."""
         object.__setattr__(self, "shape", as_tuple(self.shape, f"part {self.name!r}: shape"))
-        itemsize(self.dtype)
+        _check_dtype(self.name, self.dtype)
         if not is_name(self.name) or not self.shape or any(not is_count(size) for size in self.shape):
             raise SpecError(
                 f"part {self.name!r} needs a name and a shape of positive ints, got {shown(self.shape)}"
@@ -231,6 +231,13 @@ class SpecRow:
                 f"row {self.name!r}: {len(self.units)} units of {self.unit_bytes} bytes are "
                 f"{self.block_bytes} bytes a block, above the limit of {MAX_BLOCK_BYTES}"
             )
+
+
+def _check_dtype(part: object, dtype: str) -> None:
+    try:
+        itemsize(dtype)
+    except SpecError as error:
+        raise SpecError(f"part {part!r}: {error}") from None
 
 
 def is_name(value: object) -> bool:

@@ -170,9 +170,12 @@ def _span(span: object, place: str) -> range:
     """Return the layers of ``7`` or of the inclusive text ``"0-3"``."""
     if isinstance(span, str):
         begin, dash, end = span.partition("-")
+        layers = range(0)
         if _is_layer(begin) and (_is_layer(end) or not dash):
-            return range(int(begin), int(end if dash else begin) + 1)
-        raise SpecError(f"{place}: units {span!r} is no layer range like 0-3")
+            layers = range(int(begin), int(end if dash else begin) + 1)
+        if not layers:
+            raise SpecError(f"{place}: units {span!r} is no layer range like 0-3")
+        return layers
     number = _whole(span, "units", place)
     return range(number, number + 1)
 

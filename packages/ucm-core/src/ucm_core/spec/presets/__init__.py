@@ -8,6 +8,7 @@ one changes no other file. Knowledge of model families lives in this package onl
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -117,7 +118,9 @@ def _family(known: Mapping[str, Family], config: Mapping[str, Any], complaint: s
     model_type = config.get("model_type")
     family = known.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise SpecError(f"{complaint} {shown(model_type)}; known are {', '.join(sorted(known))}")
+        close = difflib.get_close_matches(shown(model_type).strip("'"), known, n=2)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(sorted(known))}"
+        raise SpecError(f"{complaint} {shown(model_type)}; {hint}")
     return family
 
 

@@ -110,8 +110,15 @@ class Facts:
 
     @property
     def key_value_heads(self) -> int:
-        """Heads of keys and values; as many as query heads when not set."""
-        return self.whole("num_key_value_heads", "num_attention_heads")
+        """Heads of keys and values; as many as query heads when not set, else a divisor of those."""
+        heads = self.whole("num_key_value_heads", "num_attention_heads")
+        queries = self.whole("num_attention_heads", default=heads)
+        if queries % heads:
+            raise SpecError(
+                f"the config of {self.model_type}: num_attention_heads {queries} is no multiple of"
+                f" num_key_value_heads {heads}"
+            )
+        return heads
 
     def head_dim(self, default: int | None = None) -> int:
         """Return the head size: set, else the family's ``default``, else hidden size / query heads."""
