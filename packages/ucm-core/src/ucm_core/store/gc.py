@@ -121,7 +121,7 @@ class Collector:
             excess_bytes = self._excess_bytes()
             return self._remove_oldest(excess_bytes) if excess_bytes > 0 else Collection()
         finally:
-            os.close(descriptor)
+            locks.let_go(descriptor)
 
     def _remove_oldest(self, excess_bytes: int) -> Collection:
         objects = freed_bytes = 0

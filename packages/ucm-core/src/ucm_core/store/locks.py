@@ -41,8 +41,19 @@ def try_lock(descriptor: int, begin: int = 0, *, length: int = 0) -> bool:
 
 
 def unlock(descriptor: int, begin: int, *, length: int) -> None:
-    """Let go of the lock of ``length`` bytes."""
+    """Let go of the lock of ``length`` bytes; 0 = to the end of the file."""
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _request(fcntl.F_UNLCK, begin, length))
+
+
+def let_go(descriptor: int) -> None:
+    """Let go of all locks of an open file and close it.
+
+    Closing alone would leave them to a child that was forked meanwhile, for as long as it lives.
+    """
+    try:
+        unlock(descriptor, 0, length=0)
+    finally:
+        os.close(descriptor)
 
 
 def held_elsewhere(descriptor: int, begin: int, *, length: int) -> bool:
@@ -76,7 +87,7 @@ def exclusive(path: Path, *, create: bool = True, timeout_s: float | None = None
         wait_for(lambda: try_lock(descriptor), WAIT_S if timeout_s is None else timeout_s, what=path)
         yield descriptor
     finally:
-        os.close(descriptor)
+        let_go(descriptor)
 
 
 def read_number(descriptor: int) -> int | None:

@@ -104,7 +104,7 @@ def _take(path: Path, held: ExitStack) -> bool:
     descriptor = _open(path)
     if descriptor is None:
         return False
-    held.callback(os.close, descriptor)
+    held.callback(locks.let_go, descriptor)
     return locks.try_lock(descriptor)
 
 
