@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -132,3 +133,15 @@ def test_two_processes_at_once_both_profit(tmp_path: Path) -> None:
 if __name__ == "__main__":
     work = {"save_forever": save_forever, "save_and_check": save_and_check}[sys.argv[1]]
     work(Path(sys.argv[2]), *map(int, sys.argv[3:]))
+
+
+def test_closing_in_a_forked_child_waits_for_nobody_and_takes_nothing(tmp_path: Path) -> None:
+    with open_cache(tmp_path / "cache") as cache:
+        save(cache, 1, durable=True)
+        with cache._spaces._lock, cache._spaces.current.leases._lock:  # as other threads may hold them
+            child = multiprocessing.get_context("fork").Process(target=cache.close)
+            child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        assert check(cache, 1) > 0
+        cache.check_integrity()

@@ -7,6 +7,7 @@ changed, only left for the next one, and whoever began something in it ends it t
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Mapping
@@ -64,6 +65,7 @@ class Spaces:
         self._table = table
         self._plans = plans
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._closed = False
         self.root = CacheRoot(config.root).open()
         """Where all of them lie."""
@@ -112,7 +114,12 @@ class Spaces:
             )
 
     def close(self) -> None:
-        """Let saves under way reach the medium (in bounded time), then let go of everything. Idempotent."""
+        """Let saves under way reach the medium (in bounded time), then let go of everything. Idempotent.
+
+        In a forked child it does nothing: everything is the parent's, and its threads may hold locks there.
+        """
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if self._closed:
                 return
