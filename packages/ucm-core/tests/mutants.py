@@ -90,8 +90,8 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         ),
         (
             "a full row needs its end only",
-            "if row.window is None:\n        return np.zeros_like(boundaries)",
-            "if row.window is None:\n        return boundaries - 1",
+            "return np.zeros_like(end), end",
+            "return end - 1, end",
             (CASES,),
         ),
         (
@@ -129,8 +129,8 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
     "coordinator/boundaries.py": [
         (
             "ignore holes",
-            "return int(np.concatenate((blocks, _HOLE)).argmin())",
-            "return len(blocks)",
+            'blocks.tobytes().find(b"\\0") % (len(blocks) + 1)',
+            "len(blocks)",
             (CASES,),
         ),
         ("ignore holes of windows", "(inside & (absent == 0))", "inside", (CASES,)),
@@ -142,8 +142,8 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         ),
         (
             "the shallowest instead of the deepest",
-            "candidates[indices[-1]]",
-            "candidates[indices[0]]",
+            "legal.tobytes().rfind(",
+            "legal.tobytes().find(",
             (CASES,),
         ),
         (
@@ -219,8 +219,8 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         ("a replaced lease stays", 'self._strike(old, "replaced", afterwards)', "pass", (LEASES,)),
         (
             "release before the new one is pinned",
-            "afterwards.callback(pins.release)",
-            "pins.release()",
+            "afterwards.callback(_let_go, pins)",
+            "_let_go(pins)",
             (LEASES,),
         ),
         ("pin after close", "{} if self._closed else keys", "keys", (LEASES,)),

@@ -94,12 +94,8 @@ def coverage_bounds(row: SpecRow, boundaries: Positions) -> tuple[Positions, Pos
         end = boundaries // row.block_tokens
         return np.where(boundaries % row.block_tokens == 0, np.maximum(end - 1, 0), end), end
     end = -(-boundaries // row.block_tokens)
-    first = _first_tokens(row, boundaries)
-    return np.where(first < boundaries, first // row.block_tokens, end), end
-
-
-def _first_tokens(row: SpecRow, boundaries: Positions) -> Positions:
-    """Return per boundary the first token that attention past it can still see."""
     if row.window is None:
-        return np.zeros_like(boundaries)
-    return np.maximum(boundaries - (row.window - 1 + row.extra), 0)
+        return np.zeros_like(end), end
+    # The first token that attention past the boundary can still see.
+    first = np.maximum(boundaries - (row.window - 1 + row.extra), 0)
+    return np.where(first < boundaries, first // row.block_tokens, end), end

@@ -88,6 +88,10 @@ class Suspects:
                 return np.zeros(len(keys), dtype=np.bool_)
             return np.fromiter((name in self._until for name in names_of(keys)), np.bool_, len(keys))
 
+    def __bool__(self) -> bool:
+        """Whether there may be suspects: without the lock, and also for one that has expired."""
+        return bool(self._until)
+
     def __len__(self) -> int:
         with self._lock:
             self._expire()
@@ -140,7 +144,7 @@ class RowLookup:
         if present is None:
             return np.zeros(len(keys), dtype=np.bool_)
         # After the store has answered, so that a failure reported in the meantime is not overlooked.
-        return present & ~self._suspects.among(keys) if len(self._suspects) else present
+        return present & ~self._suspects.among(keys) if self._suspects else present
 
     def statistics(self) -> LookupStatistics:
         """Return a moment of the counts."""

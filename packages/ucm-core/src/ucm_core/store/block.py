@@ -84,10 +84,12 @@ class BlockStore:
 
     def lookup(self, keys: Keys) -> Mask:
         """``bool[n]``: True where the ring holds the object, or a whole file is there."""
-        with self._work.entered() as entered:
-            if not entered or not len(keys):
-                return np.zeros(len(keys), dtype=np.bool_)
+        if not len(keys) or not self._work.begin():
+            return np.zeros(len(keys), dtype=np.bool_)
+        try:
             return self._lookup(keys)
+        finally:
+            self._work.end()
 
     def lookup_prefix(self, keys: Keys) -> int:
         """How many leading keys are present; looks no further than one step behind the first hole."""
