@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 
 import numpy as np
+from prometheus_client import REGISTRY
 
 from ucm_core.coordinator.coordinator import Coordinator, CoordinatorLimits
 from ucm_core.coordinator.coverage import cached_rows
@@ -81,3 +82,8 @@ def chain_of(spec: SpecTable, tokens: int, *, seed: int = 0, salt: str | None = 
     source = random.Random(seed)
     made.extend([source.randrange(50_000) for _ in range(tokens)])
     return made
+
+
+def errors_counted(where: str) -> float:
+    """What ``ucm_errors_total`` says of one border now."""
+    return REGISTRY.get_sample_value("ucm_errors_total", {"where": where}) or 0.0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from coordinator_strategies import REQUEST_TOKENS, asks, worlds
-from doubles import Node, chain_of
+from doubles import Node, chain_of, errors_counted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spec_rows import blocks, chain, follower, snapshot, states, table, whole
@@ -241,16 +241,21 @@ class TestFailures:
     def test_a_lookup_that_fails_is_a_miss(self, row: str, broken: Exception) -> None:
         node, request = hybrid_node()
         node.stores[row].broken = broken
+        before = errors_counted("lookup")
         assert node.coordinator.verdict(request, request_tokens=1000).hit.resume_tokens == 0
-        assert node.coordinator.statistics().lookups[row].failures > 0
+        failures = node.coordinator.statistics().lookups[row].failures
+        assert failures > 0
+        assert errors_counted("lookup") == before + failures
         node.stores[row].broken = None
         assert node.coordinator.verdict(request, request_tokens=1000).hit.resume_tokens == 768
 
     def test_an_answer_of_the_wrong_length_is_a_miss(self) -> None:
         spec = table(FULL)
         short = Coordinator(spec, {"full": lambda keys: np.ones(len(keys) - 1)}, {"full": bytes(32)})
+        before = errors_counted("lookup")
         assert short.verdict(chain_of(spec, 1000), request_tokens=1000).hit.hit_tokens == 0
         assert short.statistics().lookups["full"].failures == 1
+        assert errors_counted("lookup") == before + 1
 
 
 class TestAnswersOnTheirWay:

@@ -140,9 +140,10 @@ def test_what_a_row_lacks_is_lacking_and_would_help(world: World, ask: dict[str,
     for row in said.rows:
         assert row.refused_tokens is None or row.refused_tokens > said.resume_tokens
         assert row.missing_block is None or not holds(known[row.row], row.missing_block)
-    near = {row.refused_tokens for row in said.rows if row.limits}
-    alone = [row for row in said.rows if row.limits and len(said.limiting) == 1]
-    assert not alone or deeper >= min(near)
+    if len(said.limiting) == 1:  # what it is said to lack is the very boundary that it alone keeps from all
+        (near,) = (row.refused_tokens for row in said.rows if row.limits)
+        short = {**ask, "request_tokens": near + ask["tail_tokens"]}
+        assert best_with(spec, known, short, said.limiting) == near
 
 
 def holds(presence: Presence, block: int) -> bool:

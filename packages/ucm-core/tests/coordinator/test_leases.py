@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doubles import Clock
+from doubles import Clock, errors_counted
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_cases import ledger_cases
@@ -180,8 +180,10 @@ def test_rows_that_cannot_be_leased_are_left_out(world: World) -> None:
 def test_a_store_that_fails_pins_nothing_and_the_others_go_on() -> None:
     world = World("full", "state")
     world.rings["full"].broken = True
+    before = errors_counted("lease")
     assert set(world.take(R1, 0).pins) == {"state"}
     assert world.leases.statistics().failures == 1
+    assert errors_counted("lease") == before + 1
 
 
 def test_a_defect_leaves_no_pin_behind() -> None:
@@ -283,7 +285,9 @@ def test_whoever_ends_a_lease_does_not_fail_with_a_store(
     world = World("broken", "sound")
     lease = world.take(R1, 0, 1)
     monkeypatch.setattr(lease.pins["broken"], "release", raising(error))
+    before = errors_counted("lease")
     ENDS[end](world, lease)
+    assert errors_counted("lease") == before + 1
     assert world.rings["sound"].references == Counter()
     assert world.leases.statistics().held == 0
     world.leases.check_integrity()

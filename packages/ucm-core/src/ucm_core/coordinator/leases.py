@@ -10,7 +10,6 @@ The pins themselves belong to a store; they come in through one callable per row
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter
@@ -22,6 +21,8 @@ from typing import Protocol
 from ucm_core.coordinator.attempts import Attempt
 from ucm_core.coordinator.lookups import STORE_FAILURES, Clock
 from ucm_core.errors import SpecError
+from ucm_core.ops import metrics
+from ucm_core.ops.quiet import quiet_logger
 from ucm_core.spec.keys import Keys
 
 __all__ = ["Lease", "LeaseStatistics", "LeasedRow", "Leases", "Pinned"]
@@ -29,7 +30,7 @@ __all__ = ["Lease", "LeaseStatistics", "LeasedRow", "Leases", "Pinned"]
 LEASE_S = 60.0
 """Seconds after which a lease that nobody released ends."""
 
-_log = logging.getLogger(__name__)
+_log = quiet_logger(__name__)
 
 
 class Pinned(Protocol):
@@ -196,7 +197,8 @@ class Leases:
         try:
             pins = self._rows[name].pin(keys)
         except STORE_FAILURES as error:
-            _log.debug("row %s: nothing is pinned: %s", name, error)
+            _log.warning("row %s: nothing is pinned: %s", name, error)
+            metrics.ERRORS.labels(where="lease").inc()
             self._counts["failures"] += 1
             return None
         if len(pins.keys):
@@ -241,3 +243,4 @@ def _let_go(pins: Pinned) -> None:
         pins.release()
     except STORE_FAILURES as error:
         _log.warning("objects of a lease are kept in the ring: %s", error)
+        metrics.ERRORS.labels(where="lease").inc()

@@ -9,7 +9,6 @@ nothing about what was saved since it was promised.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections import OrderedDict
@@ -21,6 +20,8 @@ import numpy.typing as npt
 
 from ucm_core.coordinator.presence import Mask
 from ucm_core.errors import SpecError, UcmError
+from ucm_core.ops import metrics
+from ucm_core.ops.quiet import quiet_logger
 from ucm_core.spec.keys import NAME_BYTES, Keys
 
 __all__ = ["STORE_FAILURES", "Clock", "Lookup", "LookupStatistics", "RowLookup", "Suspects", "names_of"]
@@ -33,7 +34,7 @@ Clock = Callable[[], float]
 STORE_FAILURES = (UcmError, OSError, RuntimeError, ValueError)
 """What a store may raise; anything else is a defect of ours."""
 
-_log = logging.getLogger(__name__)
+_log = quiet_logger(__name__)
 
 
 def names_of(keys: Keys) -> list[bytes]:
@@ -154,10 +155,13 @@ class RowLookup:
     def _ask(self, keys: Keys) -> Mask | None:
         try:
             present = np.asarray(self._lookup(keys), dtype=np.bool_)
+            if present.shape != (len(keys),):
+                raise ValueError(f"answers {list(present.shape)} to {len(keys)} keys")
         except STORE_FAILURES as error:
-            _log.debug("lookup of row %s failed: %s", self._row_name, error)
+            _log.warning("lookup of row %s failed: %s; its objects count as absent", self._row_name, error)
+            metrics.ERRORS.labels(where="lookup").inc()
             return None
-        return present if present.shape == (len(keys),) else None
+        return present
 
     def _count(self, keys: Keys, *, failed: bool) -> None:
         with self._lock:
