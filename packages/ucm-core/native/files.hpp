@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "crc32c.hpp"
+#include "steps.hpp"
 
 namespace ucm {
 
@@ -226,6 +227,7 @@ inline std::int32_t read_object(int directory, const ObjectName &name, const uns
     return kCorrupt;
   const std::int32_t failure =
       transfer<::preadv>(file.number(), header, payload, format.payload_bytes());
+  UCM_STEP("files.read.transferred");
   if (failure == -ENODATA) return kCorrupt;
   return failure != 0 ? failure : check_object(*header, format, key, payload);
 }
@@ -235,6 +237,7 @@ inline Descriptor make_folder(int directory, const ObjectName &name) {
   Descriptor folder = open_folder(directory, name);
   if (!folder.valid() && errno == ENOENT) {
     if (::mkdirat(directory, name.folder.c_str(), 0777) != 0 && errno != EEXIST) return folder;
+    UCM_STEP("files.folder.made");
     folder = open_folder(directory, name);
   }
   return folder;
@@ -255,8 +258,11 @@ inline Descriptor create_temporary(int folder, const char *path, bool direct) {
 inline std::int32_t fill_file(Descriptor &file, HeaderPage *header, void *payload, std::size_t bytes,
                               bool sync) {
   std::int32_t failure = transfer<::pwritev>(file.number(), header, payload, bytes);
+  UCM_STEP("files.write.transferred");
   if (failure == 0 && sync && ::fdatasync(file.number()) != 0) failure = -errno;
+  UCM_STEP("files.write.synced");
   const std::int32_t closing = file.close();
+  UCM_STEP("files.write.closed");
   return failure != 0 ? failure : closing;
 }
 
@@ -270,9 +276,11 @@ inline std::int32_t write_object(int directory, const ObjectName &name, const st
   const char *const path = temporary.c_str();
   Descriptor file = create_temporary(folder.number(), path, direct && page_aligned(payload));
   if (!file.valid()) return -errno;
+  UCM_STEP("files.write.created");
   std::int32_t failure = fill_file(file, header, payload, format.payload_bytes(), sync);
   if (failure == 0 && ::renameat(folder.number(), path, folder.number(), name.file.c_str()) != 0)
     failure = -errno;
+  UCM_STEP(failure == 0 ? "files.write.renamed" : "files.write.failed");
   if (failure != 0) ::unlinkat(folder.number(), path, 0);
   return failure;
 }

@@ -71,7 +71,9 @@ public:
       const Exclusive exclusive(*this);
       if (exclusive.held()) expel(self_);
     }
+    UCM_STEP("ring.leave.expelled");
     unlock_byte(fd(), self_);  // not expelled, we are dead from here on: others will do it
+    UCM_STEP("ring.leave.unlocked");
     left_ = true;
     region_.detach();
   }
@@ -105,6 +107,7 @@ public:
       done[i] = settle(slot, versions == nullptr ? nullptr : versions + i, SlotState::kFailed);
       if (done[i] == 0) continue;
       release(slots[i]);
+      UCM_STEP("ring.abort.released");
       if (exclusive.held()) free_if_idle(slot);  // else the next sweep does
     }
   }
@@ -126,6 +129,7 @@ public:
       if (closing_.load(std::memory_order_relaxed)) throw RingClosed("the ring was closed during a wait");
       const Word waiting{seen.bits | Word::kWaiting};
       if (!seen.waiting() && !word.compare_exchange_strong(seen.bits, waiting.bits)) continue;
+      UCM_STEP("ring.wait.marked");
       if (futex_wait(word, waiting.low(), std::min<int64_t>(left, kSliceNs))) reap_owner(slot);
     }
   }
@@ -151,7 +155,9 @@ public:
     }
     const auto came_meanwhile = [&](size_t i) { return (claims[i] = pin_or_forget(keys[i])).slot >= 0; };
     absent.erase(std::remove_if(absent.begin(), absent.end(), came_meanwhile), absent.end());
+    UCM_STEP("ring.claim.begun");
     allocate(absent.size(), taken);
+    UCM_STEP("ring.claim.taken");
     for (size_t j = 0; j < absent.size(); ++j) {
       const size_t i = absent[j];
       claims[i].outcome = Outcome::kNoSpace;
@@ -208,11 +214,14 @@ private:
     explicit Exclusive(Ring &ring) : ring_(ring), threads_(ring.threads_) {
       held_ = lock_byte(ring.fd(), kExclusiveByte, ring.patient_ ? kPatienceNs : 0);
       ring.patient_ = held_;
+      UCM_STEP("ring.lock.taken");
       if (held_ && ring.header_->dirty.exchange(1, std::memory_order_acq_rel) != 0) ring.repair();
     }
     ~Exclusive() {
       if (!held_) return;
+      UCM_STEP("ring.lock.done");
       ring_.header_->dirty.store(0, std::memory_order_release);
+      UCM_STEP("ring.lock.clean");
       unlock_byte(ring_.fd(), kExclusiveByte);
     }
     bool held() const { return held_; }
@@ -249,21 +258,26 @@ private:
     const SlotState state = load(slot).state();
     if ((state != SlotState::kReady && state != SlotState::kFailed) || is_pinned(slot)) return false;
     if (state == SlotState::kReady) {
-      UCM_RING_WINDOW();
+      UCM_STEP("ring.evict.chosen");
       move(slot, SlotState::kClosing);
+      UCM_STEP("ring.evict.closing");
       if (is_pinned(slot)) {  // somebody came between the first look and Closing
         move(slot, SlotState::kReady);
         return false;
       }
     }
-    UCM_RING_WINDOW();
+    UCM_STEP("ring.evict.certain");
     index_.erase(slot_[slot].read_key().tag(), slot);
+    UCM_STEP("ring.evict.erased");
     move(slot, SlotState::kEmpty);
-    UCM_RING_WINDOW();
+    UCM_STEP("ring.evict.empty");
     return true;
   }
 
-  void push_free(uint32_t slot) { free_stack_[header_->free_count++] = slot; }
+  void push_free(uint32_t slot) {
+    free_stack_[header_->free_count++] = slot;
+    UCM_STEP("ring.free.pushed");
+  }
 
   bool free_if_idle(uint32_t slot) {
     const bool emptied = empty_if_idle(slot);
@@ -326,10 +340,13 @@ private:
     target.write_key(key);
     target.owner.store(self_, std::memory_order_relaxed);
     target.used_s.store(0, std::memory_order_relaxed);
+    UCM_STEP("ring.claim.keyed");
     pins(slot, self_).fetch_add(1, std::memory_order_seq_cst);
+    UCM_STEP("ring.claim.counted");
     move(slot, SlotState::kLoading);
-    UCM_RING_WINDOW();
+    UCM_STEP("ring.claim.loading");
     index_.insert(key.tag(), slot);
+    UCM_STEP("ring.claim.inserted");
     return {static_cast<int32_t>(slot), Outcome::kOwner, load(slot).version()};
   }
 
@@ -339,7 +356,9 @@ private:
     header_->slots = slots_;
     header_->payload_bytes = payload_bytes_;
     std::memcpy(header_->geometry_digest, geometry_digest, sizeof header_->geometry_digest);
+    UCM_STEP("ring.create.headed");
     rebuild();
+    UCM_STEP("ring.create.done");
   }
 
   void join() {
@@ -349,8 +368,10 @@ private:
     for (uint32_t k = 0; k < kParticipants; ++k) {
       if ((header_->participants >> k & 1) != 0 || !try_lock_byte(fd(), k)) continue;
       self_ = k;
+      UCM_STEP("ring.join.locked");
       header_->participants |= uint64_t{1} << k;
       header_->pids[k] = static_cast<uint64_t>(pid_);
+      UCM_STEP("ring.join.done");
       return;
     }
     throw std::runtime_error("all " + std::to_string(kParticipants) + " participants of the ring are alive");
@@ -362,12 +383,15 @@ private:
       pins(slot, k).store(0, std::memory_order_seq_cst);
       if (load(slot).state() == SlotState::kLoading && slot_[slot].owner.load(std::memory_order_relaxed) == k) {
         move(slot, SlotState::kFailed);
+        UCM_STEP("ring.expel.failed");
         futex_wake_all(slot_[slot].word);
         free_if_idle(slot);
       }
     }
+    UCM_STEP("ring.expel.cleared");
     header_->participants &= ~(uint64_t{1} << k);
     header_->pids[k] = 0;
+    UCM_STEP("ring.expel.done");
   }
 
   // Expels every participant whose lock byte nobody holds. Returns how many.
@@ -394,14 +418,18 @@ private:
   // After a death in the exclusive section: undoes what the slots show half done, then derives the rest anew.
   void repair() {
     ++header_->repairs;
+    UCM_STEP("ring.repair.begun");
     for (uint32_t slot = 0; slot < slots_; ++slot)
       if (load(slot).state() == SlotState::kClosing) move(slot, SlotState::kReady);
+    UCM_STEP("ring.repair.undone");
     rebuild();
+    UCM_STEP("ring.repair.rebuilt");
     reap_dead();
   }
 
   void rebuild() {
     index_.clear();
+    UCM_STEP("ring.rebuild.cleared");
     header_->free_count = 0;
     for (uint32_t slot = slots_; slot-- > 0;) {  // the lowest number ends on top of the stack
       const Word word = load(slot);

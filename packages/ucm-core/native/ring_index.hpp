@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "steps.hpp"
+
 namespace ucm {
 
 // Open addressing with linear probing over `words` (a power of two, at most half of them used) in shared
@@ -53,6 +55,7 @@ public:
       const uint64_t from_home = (place - tag_of(seen)) & mask_, from_hole = (place - hole) & mask_;
       if (from_home < from_hole) continue;  // its home lies behind the hole: there it would never be found
       entries_[hole].store(seen, std::memory_order_release);
+      UCM_STEP("ring.index.shifted");
       hole = place;
     }
     entries_[hole].store(0, std::memory_order_release);

@@ -33,10 +33,7 @@
 #include <string>
 #include <system_error>
 
-// Stands where an interleaving or a death would hurt and is rarely met. The stress binary lingers there.
-#ifndef UCM_RING_WINDOW
-#define UCM_RING_WINDOW() static_cast<void>(0)
-#endif
+#include "steps.hpp"
 
 namespace ucm {
 

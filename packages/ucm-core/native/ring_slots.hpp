@@ -57,15 +57,16 @@ public:
   Claim pin(const Key &key) {
     const Found found = find(key);
     if (found.slot < 0 || !found.word.pinnable()) return {};
-    UCM_RING_WINDOW();
+    UCM_STEP("ring.pin.found");
     pins(found.slot, self_).fetch_add(1, std::memory_order_seq_cst);
-    UCM_RING_WINDOW();
+    UCM_STEP("ring.pin.counted");
     const Word now{slot_[found.slot].word.load(std::memory_order_seq_cst)};
     if (now.version() != found.word.version() || !now.pinnable()) {  // evicted, failed or reused in between
       pins(found.slot, self_).fetch_sub(1, std::memory_order_release);
       return {};
     }
     mark_accessed(found.slot, now);
+    UCM_STEP("ring.pin.done");
     const bool ready = now.state() == SlotState::kReady;
     return {found.slot, ready ? Outcome::kReady : Outcome::kLoading, now.version()};
   }
@@ -76,6 +77,7 @@ public:
     uint32_t held = count.load(std::memory_order_relaxed);
     while (held != 0 && !count.compare_exchange_weak(held, held - 1, std::memory_order_release)) {
     }
+    UCM_STEP("ring.release.done");
     return held != 0;
   }
 
@@ -88,6 +90,7 @@ public:
     std::atomic<uint32_t> &stamp = slot_[found.slot].used_s;
     uint32_t last = stamp.load(std::memory_order_relaxed);
     const bool due = last == 0 || now_s - last >= interval_s;
+    UCM_STEP("ring.touch.marked");
     return due && stamp.compare_exchange_strong(last, now_s, std::memory_order_relaxed) ? Touch::kDue : Touch::kKnown;
   }
 
@@ -154,7 +157,9 @@ protected:
     Word seen = load(slot);
     while (seen.state() == SlotState::kLoading && target.owner.load(std::memory_order_relaxed) == self_ &&
            (version == nullptr || *version == seen.version())) {
+      UCM_STEP(to == SlotState::kReady ? "ring.publish.filled" : "ring.abort.begun");
       if (!target.word.compare_exchange_weak(seen.bits, seen.moved(to).bits)) continue;
+      UCM_STEP(to == SlotState::kReady ? "ring.publish.moved" : "ring.abort.moved");
       if (seen.waiting()) futex_wake_all(target.word);
       return true;
     }
