@@ -272,6 +272,17 @@ inline std::optional<HeaderFields> ring_header(int fd) {
   return HeaderFields{header.version, header.slots, header.payload_bytes, nb::bytes(header.geometry_digest, 32)};
 }
 
+// The legal moves of kMoves: {(from, to): mover}, all by name.
+inline nb::dict moves() {
+  nb::dict legal;
+  for (size_t from = 0; from < 5; ++from)
+    for (size_t to = 0; to < 5; ++to)
+      if (ucm::kMoves[from][to] != ucm::Mover::kNobody)
+        legal[nb::make_tuple(ucm::kStateNames[from], ucm::kStateNames[to])] =
+            ucm::kMoverNames[static_cast<size_t>(ucm::kMoves[from][to])];
+  return legal;
+}
+
 inline void translate(const std::exception_ptr &pointer, void *) {
   try {
     std::rethrow_exception(pointer);
@@ -293,6 +304,7 @@ inline void bind_ring(nanobind::module_ &m) {
   m.attr("RING_VERSION") = ucm::kRingVersion;
   m.attr("RING_PARTICIPANTS") = ucm::kParticipants;
   m.attr("RING_LIFECYCLE_BYTE") = ucm::kLifecycleByte;
+  m.attr("RING_MOVES") = moves();
   m.def("ring_bytes", &ring_bytes, "slots"_a, "payload_bytes"_a);
   m.def("ring_header", &ring_header, "fd"_a);
   nb::class_<ucm::Ring>(m, "Ring", nb::is_weak_referenceable())

@@ -48,10 +48,12 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
        "a lock inside an atomic would not be shared between processes");
 
 enum class SlotState : uint32_t { kEmpty = 0, kLoading = 1, kReady = 2, kFailed = 3, kClosing = 4 };
+inline constexpr const char *kStateNames[5] = {"EMPTY", "LOADING", "READY", "FAILED", "CLOSING"};
 
 // Who may move a slot along an edge; kExclusive = the holder of the exclusive lock. kNobody = the move is
 // illegal: it throws and leaves the slot as it was.
 enum class Mover : uint8_t { kNobody, kOwner, kExclusive, kOwnerOrExclusive };
+inline constexpr const char *kMoverNames[4] = {"NOBODY", "OWNER", "EXCLUSIVE", "OWNER_OR_EXCLUSIVE"};
 
 inline constexpr Mover kNone = Mover::kNobody, kOwn = Mover::kOwner, kExcl = Mover::kExclusive,
                        kBoth = Mover::kOwnerOrExclusive;

@@ -90,6 +90,12 @@ RING_VERSION: int
 RING_PARTICIPANTS: int
 RING_LIFECYCLE_BYTE: int
 
+RING_MOVES: dict[tuple[str, str], str]
+"""Who may move a slot from one state to another: OWNER, EXCLUSIVE (who holds the lock) or either.
+
+The table that the C++ obeys; what is not in it is refused there. A slot begins EMPTY.
+"""
+
 def ring_bytes(slots: int, payload_bytes: int) -> int:
     """Size of the region of a ring.  ValueError unless `payload_bytes` is a positive multiple of 4096."""
 
