@@ -76,6 +76,7 @@ def test_chunks_are_a_partition_that_fits_the_ring(threads: int, slots: int, cou
 
         chunk_objects = max(1, slots // threads)
         pool = type("Pool", (), {"threads": threads})
+        rank, ranks = 0, 1
 
     from ucm_core.store.tiers import Tiers
 

@@ -45,6 +45,9 @@ class StoreParts:
     pool: IoPool
     limits: StoreLimits
     room: Room | None
+    rank: int = 0
+    """Which of the `ranks` processes this is that load the same lists: each begins elsewhere in them."""
+    ranks: int = 1
 
 
 def plan_rows(table: SpecTable, ring_bytes: int | None) -> dict[str, RowPlan]:
@@ -112,7 +115,8 @@ def _open_store(plan: RowPlan, seed: bytes, namespace: Namespace, parts: StorePa
         root=parts.root,
     )
     name = ring_name(parts.root.path, namespace.path.name, row=plan.row.name, segment=plan.segment)
-    tiers = Tiers(_open_ring(name, plan), files, parts.pool, plan.row.name, parts.limits)
+    ring = _open_ring(name, plan)
+    tiers = Tiers(ring, files, parts.pool, plan.row.name, parts.limits, rank=parts.rank, ranks=parts.ranks)
     return BlockStore(tiers, room=parts.room)
 
 

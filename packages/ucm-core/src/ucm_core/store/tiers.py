@@ -17,6 +17,7 @@ from ucm_core.spec.keys import Keys
 from ucm_core.store.files import FileTier
 from ucm_core.store.pool import IoPool
 from ucm_core.store.ring import Ring
+from ucm_core.store.rotation import rotated
 
 Int64s = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -50,6 +51,9 @@ class Tiers:
     row: str
     """The row's name, for metrics."""
     limits: StoreLimits
+    rank: int = 0
+    """Which of the `ranks` processes this is that load the same lists."""
+    ranks: int = 1
 
     @property
     def chunk_objects(self) -> int:
@@ -59,10 +63,11 @@ class Tiers:
         return max(1, min(by_bytes, by_slots))
 
     def chunks(self, count: int) -> Iterator[Int64s]:
-        """``range(count)`` in pieces of `chunk_objects`, smaller when that keeps every thread busy."""
+        """``range(count)``, `rotated`, in pieces of `chunk_objects`, smaller when that keeps threads busy."""
         size = min(self.chunk_objects, max(1, -(-count // self.pool.threads)))
+        order = rotated(count, self.rank, ranks=self.ranks)
         for begin in range(0, count, size):
-            yield np.arange(begin, min(begin + size, count))
+            yield order[begin : begin + size]
 
 
 class KeyBatch:
