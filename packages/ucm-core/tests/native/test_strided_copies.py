@@ -113,6 +113,22 @@ def test_scatter_equals_the_twin(case):
     np.testing.assert_array_equal(case.payloads, before)
 
 
+@pytest.mark.parametrize("size", [4095, 4096, 4097, 4159, 4160, 70_001])
+@pytest.mark.parametrize("engine_at", [0, 1, 16, 63])
+@pytest.mark.parametrize("payload_at", [0, 17])
+def test_long_runs_are_copied_whole_wherever_they_lie_and_nothing_beside_them(size, engine_at, payload_at):
+    engine = np.random.default_rng(size).integers(0, 256, size + 128, dtype=np.uint8)
+    payload, back = np.zeros(size + 128, dtype=np.uint8), np.zeros(size + 128, dtype=np.uint8)
+    address = np.array([payload.ctypes.data + payload_at])
+    for call, memory in ((_native.gather, engine), (_native.scatter, back)):
+        part = [memory.ctypes.data + engine_at, size, size, size, 1, 1, size, 1, 0]
+        call(np.array([part]), np.array([[0, 0, 0, 0, 1]]), address)
+    there, here = slice(payload_at, payload_at + size), slice(engine_at, engine_at + size)
+    assert (payload[there] == engine[here]).all()
+    assert (back[here] == engine[here]).all()
+    assert not np.concatenate([np.delete(payload, there), np.delete(back, here)]).any()
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
 @pytest.mark.parametrize(("tokens", "dim"), [(16, 64), (33, 128), (128, 80), (1, 7)])
 def test_keys_that_lie_transposed_come_out_token_major(dtype, tokens, dim):
