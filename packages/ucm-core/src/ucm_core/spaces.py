@@ -69,7 +69,7 @@ class Spaces:
         self._closed = False
         self.root = CacheRoot(config.root).open()
         """Where all of them lie."""
-        self._pool = IoPool(config.thread_count())
+        self._pool = IoPool(config.thread_count(), write_threads=config.write_threads)
         try:
             self._parts = self._store_parts(config)
             self.current = self._open(self._current_generation(identity))

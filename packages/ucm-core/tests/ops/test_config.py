@@ -98,6 +98,7 @@ BAD_VALUES: dict[str, list[object]] = {
     "ring_bytes": ["-5GB"],
     "grain_tokens": [0, 1.5, 2**20 + 1],
     "io_threads": [0, 65],
+    "write_threads": [0, 65],
     "save_wait_s": [-1, float("nan")],
     "load_wait_s": [float("inf")],
     "sync": ["perhaps"],
@@ -180,3 +181,9 @@ def test_the_disk_bound_by_default_is_half_of_what_could_be_had(tmp_path: Path) 
 def test_threads_are_few() -> None:
     assert 1 <= CacheConfig().thread_count() <= 4
     assert CacheConfig(io_threads=9).thread_count() == 9
+
+
+def test_no_more_threads_write_than_there_are() -> None:
+    assert CacheConfig(io_threads=4, write_threads=4).write_threads == 4
+    with pytest.raises(ConfigError, match="write_threads = 5 is more than io_threads = 4; use at most 4"):
+        CacheConfig(io_threads=4, write_threads=5)

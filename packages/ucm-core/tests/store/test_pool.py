@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+import weakref
 
 import pytest
 
@@ -92,3 +94,58 @@ def test_the_threads_that_there_are_do_the_work(monkeypatch: pytest.MonkeyPatch)
     assert all(pool.submit(Priority.LOAD, both.release) for _ in range(9))
     assert all(both.acquire(timeout=WAIT_S) for _ in range(10))
     pool.close(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("threads", "asked", "most"), [(1, None, 1), (2, None, 1), (4, None, 3), (4, 2, 2), (2, 9, 2)]
+)
+def test_writes_leave_a_thread_for_loads(threads: int, asked: int | None, most: int) -> None:
+    assert IoPool(threads, write_threads=asked).write_threads == most
+
+
+def test_a_load_is_served_while_all_writes_that_may_run_are_stuck() -> None:
+    pool, stuck, gate, loaded = IoPool(2), threading.Semaphore(0), threading.Event(), threading.Event()
+
+    def write() -> None:
+        stuck.release()
+        assert gate.wait(WAIT_S)
+
+    for _ in range(4):
+        pool.submit(Priority.WRITE, write)
+    assert stuck.acquire(timeout=WAIT_S)
+    pool.submit(Priority.LOAD, loaded.set)
+    assert loaded.wait(WAIT_S)
+    assert not stuck.acquire(blocking=False)
+    gate.set()
+    pool.close(WAIT_S)
+    assert all(stuck.acquire(blocking=False) for _ in range(3))
+
+
+class Memory:
+    """Stands for memory that a piece of work uses."""
+
+    def use(self) -> None:
+        """Nothing to do."""
+
+
+def test_an_idle_thread_keeps_nobodys_memory_alive() -> None:
+    pool, gone, memory = IoPool(1), threading.Event(), Memory()
+    weakref.finalize(memory, gone.set)
+    pool.submit(Priority.LOAD, memory.use)
+    del memory
+    assert gone.wait(WAIT_S)
+    pool.close(WAIT_S)
+
+
+def test_idle_threads_use_no_processor_and_end_at_close() -> None:
+    pool, both, before = IoPool(3), threading.Barrier(4), set(threading.enumerate())
+    for _ in range(3):
+        pool.submit(Priority.LOAD, lambda: both.wait(WAIT_S) and None)
+    both.wait(WAIT_S)
+    threads = set(threading.enumerate()) - before
+    assert len(threads) == 3
+    used_s = time.process_time()
+    threading.Event().wait(1.0)
+    assert time.process_time() - used_s < 0.2
+    pool.close(WAIT_S)
+    assert not threads & set(threading.enumerate())

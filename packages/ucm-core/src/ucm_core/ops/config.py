@@ -69,6 +69,8 @@ class CacheConfig(BaseModel):
     `Cache` takes them from its table."""
     io_threads: Annotated[int, Field(gt=0, le=64)] | None = None
     """Threads that read and write files, for all rows together; None = twice the cores, at most 4."""
+    write_threads: Annotated[int, Field(gt=0, le=64)] | None = None
+    """How many of them may write at a time; None = all but one, which is left for loads."""
     sync: bool = False
     """Flush every file to the device before it counts as stored (survives loss of power)."""
     weight_digest: Literal["full", "sampled"] = "full"
@@ -115,6 +117,15 @@ class CacheConfig(BaseModel):
             raise ValueError(
                 f"block_tokens = {self.block_tokens} is not a multiple of grain_tokens = {self.grain_tokens};"
                 f" use {-(-self.block_tokens // self.grain_tokens) * self.grain_tokens}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _writers_are_threads(self) -> Self:
+        if self.io_threads is not None and (self.write_threads or 0) > self.io_threads:
+            raise ValueError(
+                f"write_threads = {self.write_threads} is more than io_threads = {self.io_threads};"
+                f" use at most {self.io_threads}"
             )
         return self
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import os
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 
@@ -25,18 +25,21 @@ class Priority(IntEnum):
 
 
 class IoPool:
-    """Threads on one priority queue; they block while it is empty and start on first use.
+    """Threads on queues by priority; they sleep while there is nothing to do and start on first use.
 
-    The queue needs no bound of its own: a queued write holds a ring slot and a queued load its caller's
-    ticket.
+    At most ``write_threads`` of them write at a time, however many writes are queued, so that a load finds
+    one that is free; None = all but one, where there are several. The queues need no bound of their own: a
+    queued write holds bounded memory, and a queued load its caller's ticket.
     """
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, write_threads: int | None = None) -> None:
         self._limit = threads
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._queue: list[tuple[int, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        self._queues: dict[Priority, deque[Callable[[], None]]] = {priority: deque() for priority in Priority}
+        self._most = dict.fromkeys(Priority, threads)
+        self._most[Priority.WRITE] = min(threads, write_threads or max(1, threads - 1))
+        self._busy = dict.fromkeys(Priority, 0)
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._closed = False
@@ -45,6 +48,11 @@ class IoPool:
     def threads(self) -> int:
         """The most threads that work at the same time."""
         return self._limit
+
+    @property
+    def write_threads(self) -> int:
+        """The most threads that write at the same time."""
+        return self._most[Priority.WRITE]
 
     def submit(self, priority: Priority, work: Callable[[], None]) -> bool:
         """Queue ``work``; what it raises is logged and counted.
@@ -56,24 +64,25 @@ class IoPool:
         with self._changed:
             if self._closed:
                 return False
-            if self._idle <= len(self._queue) and len(self._threads) < self._limit:
+            if self._idle <= sum(map(len, self._queues.values())) and len(self._threads) < self._limit:
                 self._start()
             if not self._threads:
                 return False
-            heapq.heappush(self._queue, (priority, next(self._order), work))
+            self._queues[priority].append(work)
             self._changed.notify()
         return True
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Refuse new work, finish what is queued, and wait at most ``timeout_s`` for each thread to end."""
+        """Refuse new work, finish what is queued, and wait at most ``timeout_s`` for the threads to end."""
         if os.getpid() != self._pid:
             return
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout_s)
+                thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=f"ucm-io-{len(self._threads)}", daemon=True)
@@ -86,16 +95,37 @@ class IoPool:
             self._threads.append(thread)
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
-            try:
-                work()
-            except BaseException:  # noqa: BLE001 - the border of a thread, which must outlive any piece of work
-                metrics.ERRORS.labels(where="io_thread").inc()
-                _log.exception("work on an I/O thread failed")
+        while self._run_next():
+            pass  # nothing of a piece of work outlives it: an idle thread keeps nobody's memory alive
 
-    def _next(self) -> Callable[[], None] | None:
+    def _run_next(self) -> bool:
+        """Wait for a piece of work and run it; False: this thread ends, others finish what is left."""
+        taken = self._take()
+        if taken is None:
+            return False
+        priority, work = taken
+        try:
+            work()
+        except BaseException:  # noqa: BLE001 - the border of a thread, which must outlive any piece of work
+            metrics.ERRORS.labels(where="io_thread").inc()
+            _log.exception("work on an I/O thread failed")
+        with self._changed:
+            self._busy[priority] -= 1
+            if self._next() is not None:
+                self._changed.notify()  # a write may have waited for its turn
+        return True
+
+    def _take(self) -> tuple[Priority, Callable[[], None]] | None:
         with self._changed:
             self._idle += 1
-            self._changed.wait_for(lambda: self._queue or self._closed)
+            self._changed.wait_for(lambda: self._next() is not None or self._closed)
             self._idle -= 1
-            return heapq.heappop(self._queue)[2] if self._queue else None
+            priority = self._next()
+            if priority is None:
+                return None
+            self._busy[priority] += 1
+            return priority, self._queues[priority].popleft()
+
+    def _next(self) -> Priority | None:
+        """The first kind of work that is queued and may have one more thread."""
+        return next((p for p in Priority if self._queues[p] and self._busy[p] < self._most[p]), None)
