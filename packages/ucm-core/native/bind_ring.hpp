@@ -224,7 +224,8 @@ inline nb::dict statistics(ucm::Ring &ring) {
       {"ready", now.ready},           {"failed", now.failed},
       {"pinned", now.pinned},         {"own_references", now.own_references},
       {"participants", now.participants}, {"evictions", now.evictions},
-      {"reaped", now.reaped},         {"repairs", now.repairs}};
+      {"reaped", now.reaped},         {"repairs", now.repairs},
+      {"policy", static_cast<uint64_t>(now.policy)}};
   for (const auto &[name, value] : fields) result[name] = value;
   return result;
 }
@@ -251,7 +252,7 @@ inline uint64_t ring_bytes(uint64_t slots, uint64_t payload_bytes) {
 }
 
 inline void construct(ucm::Ring *place, int fd, uint64_t slots, uint64_t payload_bytes,
-                      const std::optional<nb::bytes> &geometry_digest) {
+                      const std::optional<nb::bytes> &geometry_digest, uint32_t policy, uint32_t ttl_s) {
   check_size(slots, payload_bytes);
   const uint8_t *digest = nullptr;
   if (geometry_digest.has_value()) {
@@ -259,17 +260,20 @@ inline void construct(ucm::Ring *place, int fd, uint64_t slots, uint64_t payload
                                                " bytes, not 32");
     digest = reinterpret_cast<const uint8_t *>(geometry_digest->c_str());
   }
+  require(policy <= static_cast<uint32_t>(ucm::Policy::kSieve), "policy " + std::to_string(policy) + " is not in [0, 4)");
+  const ucm::RingRules rules{static_cast<ucm::Policy>(policy), ttl_s};
   nb::gil_scoped_release released;
-  new (place) ucm::Ring(fd, static_cast<uint32_t>(slots), payload_bytes, digest);
+  new (place) ucm::Ring(fd, static_cast<uint32_t>(slots), payload_bytes, digest, rules);
 }
 
-using HeaderFields = std::tuple<uint32_t, uint32_t, uint64_t, nb::bytes>;
+using HeaderFields = std::tuple<uint32_t, uint32_t, uint64_t, nb::bytes, uint32_t, uint32_t>;
 
 inline std::optional<HeaderFields> ring_header(int fd) {
   ucm::Header header;
   const ssize_t size = pread(fd, static_cast<void *>(&header), sizeof header, 0);
   if (size < static_cast<ssize_t>(sizeof header) || std::memcmp(header.magic, ucm::kRingMagic, 8) != 0) return {};
-  return HeaderFields{header.version, header.slots, header.payload_bytes, nb::bytes(header.geometry_digest, 32)};
+  return HeaderFields{header.version, header.slots, header.payload_bytes, nb::bytes(header.geometry_digest, 32),
+                      static_cast<uint32_t>(header.rules.policy), header.rules.ttl_s};
 }
 
 // The legal moves of kMoves: {(from, to): mover}, all by name.
@@ -308,7 +312,8 @@ inline void bind_ring(nanobind::module_ &m) {
   m.def("ring_bytes", &ring_bytes, "slots"_a, "payload_bytes"_a);
   m.def("ring_header", &ring_header, "fd"_a);
   nb::class_<ucm::Ring>(m, "Ring", nb::is_weak_referenceable())
-      .def("__init__", &construct, "fd"_a, "slots"_a, "payload_bytes"_a, "geometry_digest"_a.none())
+      .def("__init__", &construct, "fd"_a, "slots"_a, "payload_bytes"_a, "geometry_digest"_a.none(), "policy"_a = 0,
+           "ttl_s"_a = 0)
       .def_prop_ro("fd", &ucm::Ring::fd)
       .def_prop_ro("slots", &ucm::Ring::slots)
       .def_prop_ro("payload_bytes", &ucm::Ring::payload_bytes)

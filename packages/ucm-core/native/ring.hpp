@@ -24,7 +24,7 @@
 #include <shared_mutex>
 #include <vector>
 
-#include "ring_slots.hpp"
+#include "ring_structure.hpp"
 
 namespace ucm {
 
@@ -37,23 +37,15 @@ struct RingStuck : std::runtime_error {
   RingStuck() : std::runtime_error("the ring's lock is held by a process that does not go on") {}
 };
 
-struct RingStatistics {
-  uint64_t empty = 0, loading = 0, ready = 0, failed = 0, pinned = 0;  // slots
-  uint64_t own_references = 0;  // held by this participant, summed over slots
-  uint64_t participants = 0, evictions = 0, reaped = 0, repairs = 0;
-};
-
-class Ring : public RingSlots {
+class Ring : public RingStructure {
 public:
   // Maps the region behind `fd` and joins it. The caller holds the lifecycle lock and has made the file
   // RingLayout(slots, payload_bytes).total bytes long. `geometry_digest`: the file is all zeros and gets its
-  // header here; null: slots and payload_bytes are those of the header. Throws std::system_error, or
-  // std::runtime_error when all participants are taken by the living.
-  Ring(int fd, uint32_t slots, uint64_t payload_bytes, const uint8_t *geometry_digest)
-      : RingSlots(fd, slots, payload_bytes),
-        pid_(getpid()),
-        free_stack_(region_.at<uint32_t>(layout_.free_stack)) {
-    if (geometry_digest != nullptr) initialise(geometry_digest);
+  // header here, with `rules`; null: slots and payload_bytes are those of the header, whose rules hold. Throws
+  // std::system_error, or std::runtime_error when all participants are taken by the living.
+  Ring(int fd, uint32_t slots, uint64_t payload_bytes, const uint8_t *geometry_digest, RingRules rules = {})
+      : RingStructure(fd, slots, payload_bytes), pid_(getpid()) {
+    if (geometry_digest != nullptr) initialise(geometry_digest, rules);
     join();
   }
   ~Ring() { leave(); }
@@ -177,29 +169,14 @@ public:
   RingStatistics statistics() {
     const Exclusive exclusive(*this);
     exclusive.require();
-    RingStatistics result;
-    uint64_t *const by_state[] = {&result.empty, &result.loading, &result.ready, &result.failed, &result.ready};
-    for (uint32_t slot = 0; slot < slots_; ++slot) {
-      ++*by_state[static_cast<int>(load(slot).state())];
-      result.pinned += is_pinned(slot);
-      result.own_references += pins(slot, self_).load(std::memory_order_relaxed);
-    }
-    result.participants = static_cast<uint64_t>(__builtin_popcountll(header_->participants));
-    result.evictions = header_->evictions;
-    result.reaped = header_->reaped;
-    result.repairs = header_->repairs;
-    return result;
+    return count();
   }
 
   // The first thing found wrong with the structure, in words; empty when all is well. Safe at any time.
   std::string check_integrity() {
     const Exclusive exclusive(*this);
     exclusive.require();
-    for (uint32_t slot = 0; slot < slots_; ++slot) {
-      const char *problem = check_slot(slot);
-      if (problem != nullptr) return "slot " + std::to_string(slot) + " " + problem;
-    }
-    return check_derived();
+    return first_problem();
   }
 
 private:
@@ -235,132 +212,6 @@ private:
     bool held_ = false;
   };
 
-  // True when any participant holds a reference. Exclusive, as is all that follows: nobody joins or leaves
-  // meanwhile.
-  bool is_pinned(uint32_t slot) const {
-    for (uint64_t left = header_->participants; left != 0; left &= left - 1) {
-      const auto k = static_cast<uint32_t>(__builtin_ctzll(left));
-      if (pins(slot, k).load(std::memory_order_seq_cst) != 0) return true;
-    }
-    return false;
-  }
-
-  // Moves a slot along one edge of kMoves, from whatever state it is in; throws when there is no such edge.
-  // Flags that others set meanwhile survive where the state machine keeps them.
-  void move(uint32_t slot, SlotState to) {
-    Word seen = load(slot);
-    while (!slot_[slot].word.compare_exchange_weak(seen.bits, seen.moved(to).bits)) {
-    }
-  }
-
-  // READY or FAILED without references -> EMPTY, out of the index, its version raised. False: left as it was.
-  bool empty_if_idle(uint32_t slot) {
-    const SlotState state = load(slot).state();
-    if ((state != SlotState::kReady && state != SlotState::kFailed) || is_pinned(slot)) return false;
-    if (state == SlotState::kReady) {
-      UCM_STEP("ring.evict.chosen");
-      move(slot, SlotState::kClosing);
-      UCM_STEP("ring.evict.closing");
-      if (is_pinned(slot)) {  // somebody came between the first look and Closing
-        move(slot, SlotState::kReady);
-        return false;
-      }
-    }
-    UCM_STEP("ring.evict.certain");
-    index_.erase(slot_[slot].read_key().tag(), slot);
-    UCM_STEP("ring.evict.erased");
-    move(slot, SlotState::kEmpty);
-    UCM_STEP("ring.evict.empty");
-    return true;
-  }
-
-  void push_free(uint32_t slot) {
-    free_stack_[header_->free_count++] = slot;
-    UCM_STEP("ring.free.pushed");
-  }
-
-  bool free_if_idle(uint32_t slot) {
-    const bool emptied = empty_if_idle(slot);
-    if (emptied) push_free(slot);
-    return emptied;
-  }
-
-  // Pins a resident key. A FAILED stay of the key is taken out of the index, so that the key can be tried again
-  // now.
-  Claim pin_or_forget(const Key &key) {
-    const Claim claim = pin(key);
-    if (claim.slot >= 0) return claim;
-    const Found found = find(key);
-    if (found.slot >= 0 && found.word.state() == SlotState::kFailed && !free_if_idle(found.slot))
-      index_.erase(key.tag(), found.slot);
-    return {};
-  }
-
-  // CLOCK: the next victim, emptied, or -1 after two rounds without one.
-  int64_t sweep() {
-    for (uint64_t step = 0; step < 2 * static_cast<uint64_t>(slots_); ++step) {
-      const uint32_t slot = header_->hand;
-      header_->hand = slot + 1 == slots_ ? 0 : slot + 1;
-      const Word seen = load(slot);
-      if (seen.state() == SlotState::kReady && seen.accessed()) {
-        if (!is_pinned(slot)) slot_[slot].word.fetch_and(~Word::kAccessed);
-      } else if (empty_if_idle(slot)) {
-        header_->evictions += seen.state() == SlotState::kReady;
-        return slot;
-      }
-    }
-    return -1;
-  }
-
-  // Appends up to `count` EMPTY slots to `taken`: free ones first, then victims. The dead are looked for when
-  // there is no other victim. One more fruitless sweep ends the whole batch, so the time is bounded.
-  void allocate(size_t count, std::vector<uint32_t> &taken) {
-    bool reaped = false;
-    while (taken.size() < count) {
-      const int64_t slot = header_->free_count > 0 ? free_stack_[--header_->free_count] : sweep();
-      if (slot >= 0) {
-        taken.push_back(static_cast<uint32_t>(slot));
-      } else if (reaped || reap_dead() == 0) {
-        return;
-      } else {
-        reaped = true;
-      }
-    }
-  }
-
-  // Puts `key` into an EMPTY slot that this call has taken, as LOADING with one reference of ours. A key that
-  // came earlier in the same batch is joined instead, and the slot goes back.
-  Claim insert(const Key &key, uint32_t slot) {
-    const Claim twin = pin(key);
-    if (twin.slot >= 0) {
-      push_free(slot);
-      return twin;
-    }
-    Slot &target = slot_[slot];
-    target.write_key(key);
-    target.owner.store(self_, std::memory_order_relaxed);
-    target.used_s.store(0, std::memory_order_relaxed);
-    UCM_STEP("ring.claim.keyed");
-    pins(slot, self_).fetch_add(1, std::memory_order_seq_cst);
-    UCM_STEP("ring.claim.counted");
-    move(slot, SlotState::kLoading);
-    UCM_STEP("ring.claim.loading");
-    index_.insert(key.tag(), slot);
-    UCM_STEP("ring.claim.inserted");
-    return {static_cast<int32_t>(slot), Outcome::kOwner, load(slot).version()};
-  }
-
-  void initialise(const uint8_t *geometry_digest) {
-    std::memcpy(header_->magic, kRingMagic, sizeof kRingMagic);
-    header_->version = kRingVersion;
-    header_->slots = slots_;
-    header_->payload_bytes = payload_bytes_;
-    std::memcpy(header_->geometry_digest, geometry_digest, sizeof header_->geometry_digest);
-    UCM_STEP("ring.create.headed");
-    rebuild();
-    UCM_STEP("ring.create.done");
-  }
-
   void join() {
     const Exclusive exclusive(*this);
     exclusive.require();
@@ -377,36 +228,6 @@ private:
     throw std::runtime_error("all " + std::to_string(kParticipants) + " participants of the ring are alive");
   }
 
-  // Makes participant k as if it had never come: its references are zero, its LOADING slots fail.
-  void expel(uint32_t k) {
-    for (uint32_t slot = 0; slot < slots_; ++slot) {
-      pins(slot, k).store(0, std::memory_order_seq_cst);
-      if (load(slot).state() == SlotState::kLoading && slot_[slot].owner.load(std::memory_order_relaxed) == k) {
-        move(slot, SlotState::kFailed);
-        UCM_STEP("ring.expel.failed");
-        futex_wake_all(slot_[slot].word);
-        free_if_idle(slot);
-      }
-    }
-    UCM_STEP("ring.expel.cleared");
-    header_->participants &= ~(uint64_t{1} << k);
-    header_->pids[k] = 0;
-    UCM_STEP("ring.expel.done");
-  }
-
-  // Expels every participant whose lock byte nobody holds. Returns how many.
-  uint32_t reap_dead() {
-    uint32_t dead = 0;
-    for (uint64_t left = header_->participants; left != 0; left &= left - 1) {
-      const auto k = static_cast<uint32_t>(__builtin_ctzll(left));
-      if (k == self_ || byte_is_held(fd(), k)) continue;
-      expel(k);
-      ++dead;
-    }
-    header_->reaped += dead;
-    return dead;
-  }
-
   // Not exclusive: looks first, and again inside, where the entry may have a new, living holder.
   void reap_owner(int32_t slot) {
     const uint32_t owner = slot_[slot].owner.load(std::memory_order_relaxed);
@@ -415,57 +236,7 @@ private:
     if (exclusive.held()) reap_dead();
   }
 
-  // After a death in the exclusive section: undoes what the slots show half done, then derives the rest anew.
-  void repair() {
-    ++header_->repairs;
-    UCM_STEP("ring.repair.begun");
-    for (uint32_t slot = 0; slot < slots_; ++slot)
-      if (load(slot).state() == SlotState::kClosing) move(slot, SlotState::kReady);
-    UCM_STEP("ring.repair.undone");
-    rebuild();
-    UCM_STEP("ring.repair.rebuilt");
-    reap_dead();
-  }
-
-  void rebuild() {
-    index_.clear();
-    UCM_STEP("ring.rebuild.cleared");
-    header_->free_count = 0;
-    for (uint32_t slot = slots_; slot-- > 0;) {  // the lowest number ends on top of the stack
-      const Word word = load(slot);
-      if (word.state() == SlotState::kEmpty) push_free(slot);
-      if (word.pinnable()) index_.insert(slot_[slot].read_key().tag(), slot);
-    }
-  }
-
-  const char *check_slot(uint32_t slot) const {
-    const Word word = load(slot);
-    if (word.state() == SlotState::kClosing) return "is CLOSING outside an eviction";
-    if (word.pinnable() && find(slot_[slot].read_key()).slot != static_cast<int32_t>(slot))
-      return "holds a key that the index does not find there";
-    const uint32_t owner = slot_[slot].owner.load(std::memory_order_relaxed);
-    if (word.state() == SlotState::kLoading && (header_->participants >> owner & 1) == 0)
-      return "is LOADING without an owner";
-    for (uint32_t k = 0; k < kParticipants; ++k)
-      if ((header_->participants >> k & 1) == 0 && pins(slot, k).load() != 0) return "is referenced by nobody";
-    return nullptr;
-  }
-
-  std::string check_derived() const {
-    uint64_t empty = 0, filled = 0;
-    for (uint32_t slot = 0; slot < slots_; ++slot) {
-      empty += load(slot).state() == SlotState::kEmpty;
-      filled += load(slot).state() != SlotState::kEmpty && load(slot).state() != SlotState::kFailed;
-    }
-    for (uint32_t i = 0; i < header_->free_count; ++i)
-      if (load(free_stack_[i]).state() != SlotState::kEmpty) return "a slot on the free stack is in use";
-    if (empty != header_->free_count) return "an EMPTY slot is not on the free stack";
-    const auto is_filled = [this](uint32_t slot) { return slot < slots_ && load(slot).pinnable(); };
-    return index_.count(is_filled) == filled ? "" : "the index has more entries than there are filled slots";
-  }
-
   const pid_t pid_;
-  uint32_t *const free_stack_;
   std::mutex threads_;
   bool patient_ = true;  // guarded by threads_
   mutable std::shared_mutex use_;

@@ -38,7 +38,7 @@
 namespace ucm {
 
 inline constexpr char kRingMagic[8] = {'U', 'C', 'M', 'R', 'I', 'N', 'G', '1'};
-inline constexpr uint32_t kRingVersion = 2;
+inline constexpr uint32_t kRingVersion = 3;
 inline constexpr uint32_t kParticipants = 64;
 inline constexpr uint64_t kRingPage = 4096;
 inline constexpr uint32_t kExclusiveByte = 64;
@@ -111,6 +111,17 @@ struct Key {
   }
 };
 
+// Which block goes when room is needed (ring_policy.hpp). The numbers are part of the region and of the Python API.
+enum class Policy : uint32_t { kClock = 0, kFifo = 1, kLru = 2, kSieve = 3 };
+
+// What the processes that share a ring must agree on, besides its geometry.
+struct RingRules {
+  Policy policy = Policy::kClock;
+  uint32_t ttl_s = 0;  // seconds that a block stays after its last hit; 0 = for ever
+};
+
+inline constexpr uint32_t kNoSlot = 0xFFFFFFFF;
+
 struct alignas(64) Slot {
   std::atomic<uint64_t> word;
   // Written only while the slot is Empty and off the free stack, i.e. before the release of Loading; a reader
@@ -120,6 +131,12 @@ struct alignas(64) Slot {
   std::atomic<uint32_t> owner;
   // Second of the last touch that was due; 0 = none in this stay. A race with a new stay costs or saves one touch.
   std::atomic<uint32_t> used_s;
+  // Second of the shared clock from which on the block counts as absent; 0 = never.
+  std::atomic<uint32_t> deadline_s;
+  // When the slot was filled (LRU: last hit), counted in slots filled in the whole ring.
+  std::atomic<uint32_t> stamp;
+  uint32_t parent;    // slot of the block before this one in its prefix, or kNoSlot
+  uint32_t children;  // resident blocks that have this one as parent
 
   bool holds(const Key &wanted) const {
     for (int i = 0; i < 4; ++i)
@@ -143,6 +160,7 @@ struct Header {
   uint32_t slots;
   uint64_t payload_bytes;
   uint8_t geometry_digest[32];
+  RingRules rules;
   // Non-zero while somebody is inside the exclusive section. Found non-zero by the next holder of the lock: the
   // last one died in there, and the index and the free stack are rebuilt from the slots.
   std::atomic<uint32_t> dirty;

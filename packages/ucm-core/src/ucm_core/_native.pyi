@@ -99,8 +99,8 @@ The table that the C++ obeys; what is not in it is refused there. A slot begins 
 def ring_bytes(slots: int, payload_bytes: int) -> int:
     """Size of the region of a ring.  ValueError unless `payload_bytes` is a positive multiple of 4096."""
 
-def ring_header(fd: int) -> tuple[int, int, int, bytes] | None:
-    """Header version, slots, payload bytes and geometry digest of a region; None when it is no ring."""
+def ring_header(fd: int) -> tuple[int, int, int, bytes, int, int] | None:
+    """Header version, slots, payload bytes, geometry digest, policy, TTL of a region; None = no ring."""
 
 class Ring:
     """A participant of a ring: the calls of `ucm_core.store.ring.Ring`, which says what they mean.
@@ -110,7 +110,15 @@ class Ring:
     None the arguments are those of the header.  Keys are uint8[n, 32]; results are fresh arrays.
     """
 
-    def __init__(self, fd: int, slots: int, payload_bytes: int, geometry_digest: bytes | None) -> None: ...
+    def __init__(
+        self,
+        fd: int,
+        slots: int,
+        payload_bytes: int,
+        geometry_digest: bytes | None,
+        policy: int = 0,
+        ttl_s: int = 0,
+    ) -> None: ...
     @property
     def fd(self) -> int:
         """Descriptor of the region, with the open file description that holds our locks; -1 when closed."""

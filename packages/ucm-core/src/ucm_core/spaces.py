@@ -27,6 +27,7 @@ from ucm_core.store.gc import Collector
 from ucm_core.store.journal import Place
 from ucm_core.store.names import slug
 from ucm_core.store.pool import IoPool, Priority
+from ucm_core.store.ring import RingOptions
 from ucm_core.store.root import CacheRoot
 from ucm_core.store.stack import RowPlan, StoreParts, absent_stores, close_stores, key_seeds, open_stores
 from ucm_core.store.tiers import StoreLimits
@@ -135,8 +136,9 @@ class Spaces:
 
     def _store_parts(self, config: CacheConfig) -> StoreParts:
         limits = StoreLimits(config.save_wait_s, config.load_wait_s, sync=config.sync)
+        ring = RingOptions(config.ring_policy, config.ttl_s)
         if not self.root.available:
-            return StoreParts(self.root, self._pool, limits, room=None)
+            return StoreParts(self.root, self._pool, limits, room=None, ring=ring)
         usage = self.root.usage
         try:
             usage.capacity_bytes = config.disk_limit_bytes(usage.used_bytes)
@@ -146,7 +148,7 @@ class Spaces:
         self._pool.submit(Priority.BACKGROUND, self._recount)
         journal = self.root.journal
         room = Collector(self.root.path, usage, self._pool, pinned=self._pinned_names, journal=journal)
-        return StoreParts(self.root, self._pool, limits, room)
+        return StoreParts(self.root, self._pool, limits, room, ring=ring)
 
     def _recount(self) -> None:
         """Find out what processes that died did not account for."""

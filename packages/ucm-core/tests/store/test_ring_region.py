@@ -16,7 +16,7 @@ from rings import DIGEST, keys, new_name, processes, put, region_path, shared_ri
 from ucm_core import _native
 from ucm_core.errors import NoSpace, StoreError
 from ucm_core.store import region
-from ucm_core.store.ring import Outcome
+from ucm_core.store.ring import Outcome, RingOptions
 
 
 @pytest.fixture
@@ -143,9 +143,13 @@ def test_another_header_version_is_refused_with_both(name: str) -> None:
     [
         ({"payload_bytes": 8192}, "payload bytes 4096, not 8192"),
         ({"geometry_digest": bytes(32)}, f"geometry digest {DIGEST.hex()}, not {bytes(32).hex()}"),
+        ({"options": RingOptions(policy="lru")}, "policy clock, not lru"),
+        ({"options": RingOptions(ttl_s=9.5)}, "ttl 0, not 10"),
     ],
 )
-def test_another_geometry_is_refused_with_both(name: str, changed: dict[str, object], message: str) -> None:
+def test_another_geometry_or_another_rule_is_refused_with_both(
+    name: str, changed: dict[str, object], message: str
+) -> None:
     with shared_ring(name) as living:
         put(living, "a")
         with pytest.raises(StoreError, match=message):

@@ -23,7 +23,7 @@ from ucm_core.store.absent import AbsentStore
 from ucm_core.store.block import BlockStore
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.names import object_names
-from ucm_core.store.ring import Ring
+from ucm_core.store.ring import Ring, RingOptions
 from ucm_core.store.tiers import KeyBatch, PrivateMemory, StoreLimits
 from ucm_core.testing.block_store import WAIT_S, FaultyBlocks, blank, keys_of, payloads_of
 
@@ -317,7 +317,9 @@ def test_without_shared_memory_the_ring_is_private(
         return real(name, **sizes)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stack.Ring, "open", refuse)
-    ring = stack._open_ring("0" * 16, stack.plan_rows(SpecTable((FULL,), 16), 1 << 20)["full"])
+    plan = stack.plan_rows(SpecTable((FULL,), 16), 1 << 20)["full"]
+    ring = stack._open_ring("0" * 16, plan, RingOptions(policy="sieve"))
+    assert ring.statistics().policy == "sieve"
     assert ring.slots >= 8
     assert "row full: no shared ring, this process uses a private one: shared memory is full" in caplog.text
     ring.close()

@@ -19,6 +19,9 @@ from ucm_core.errors import ConfigError, shown
 
 Size = Annotated[ByteSize, Field(gt=0)]
 
+RingPolicy = Literal["clock", "fifo", "lru", "sieve"]
+"""Which block of a ring goes when room is needed: `ucm_core.store.ring`."""
+
 DEFAULT_DISK_BYTES = 100 * 10**9
 MAX_GRAIN_TOKENS = 1 << 20
 MAX_FILE_BYTES = 1 << 20
@@ -60,6 +63,10 @@ class CacheConfig(BaseModel):
     """Directory of the cache; made when missing."""
     ring_bytes: Size | None = None
     """Shared memory of all rows of a namespace; None = 10 % of RAM, at most half of what is free."""
+    ring_policy: RingPolicy = "clock"
+    """Which block goes when a ring needs room."""
+    ttl_s: Annotated[float, Field(gt=0, le=10**9)] | None = None
+    """Time after its last use after which a block is not found any more; None = no end."""
     disk_bytes: Size | None = None
     """Bound of all files under the root; None = 100 GB, at most half of what the disk could give."""
     grain_tokens: Annotated[int, Field(gt=0, le=MAX_GRAIN_TOKENS)] = 64

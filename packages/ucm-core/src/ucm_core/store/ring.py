@@ -19,20 +19,22 @@ only while the head is referenced or touched between claims.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import weakref
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from ucm_core import _native
 from ucm_core.errors import ClosedError, StoreError
+from ucm_core.ops.config import RingPolicy
 from ucm_core.spec.keys import Keys
 from ucm_core.store import region
 
@@ -42,6 +44,7 @@ Mask = npt.NDArray[np.bool_]
 
 _SLOTS_END = 1 << 31
 _LAST_SECOND = (1 << 32) - 1
+_POLICIES: tuple[RingPolicy, ...] = get_args(RingPolicy)
 
 
 class Outcome(IntEnum):
@@ -72,6 +75,23 @@ class Touch(IntEnum):
     """It was touched within the interval."""
     DUE = 2
     """This is its first touch within the interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingOptions:
+    """What all processes that share a ring must agree on besides its geometry."""
+
+    policy: RingPolicy = "clock"
+    ttl_s: float | None = None
+    """Time after its last hit from which on a block counts as absent, rounded up to seconds; None = never."""
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """Policy and whole seconds as they stand in a region."""
+        return _POLICIES.index(self.policy), math.ceil(self.ttl_s or 0)
+
+
+DEFAULT_OPTIONS = RingOptions()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +125,8 @@ class RingStatistics:
     """Participants found dead since then."""
     repairs: int
     """Times that the structure was rebuilt because a process died while it changed it."""
+    policy: RingPolicy
+    """The one that works, for all participants."""
 
 
 class Ring:
@@ -122,7 +144,15 @@ class Ring:
         _open_here.add(native)
 
     @classmethod
-    def open(cls, name: str | None, *, slots: int, payload_bytes: int, geometry_digest: bytes) -> Self:
+    def open(
+        cls,
+        name: str | None,
+        *,
+        slots: int,
+        payload_bytes: int,
+        geometry_digest: bytes,
+        options: RingOptions = DEFAULT_OPTIONS,
+    ) -> Self:
         """Create the ring ``name`` of this user, or join it; None = a private one without a name.
 
         A ring that lives keeps its own number of slots. Raises StoreError when it differs in anything else,
@@ -130,14 +160,16 @@ class Ring:
         """
         size = _native.ring_bytes(slots, payload_bytes)
         if name is None:
-            return cls(_open_private(size, slots, payload_bytes, geometry_digest), None)
+            return cls(_open_private(size, slots, payload_bytes, geometry_digest, options), None)
         region.sweep()
         with region.enter(name) as entered:
             if entered.fresh:
                 region.allocate(entered, size)
-                native = _native.Ring(entered.descriptor, slots, payload_bytes, geometry_digest)
+                native = _native.Ring(
+                    entered.descriptor, slots, payload_bytes, geometry_digest, *options.numbers
+                )
             else:
-                living = _check_header(entered, payload_bytes, geometry_digest)
+                living = _check_header(entered, payload_bytes, geometry_digest, options)
                 native = _join(entered, living, payload_bytes)
             return cls(native, entered.path)
 
@@ -224,7 +256,7 @@ class Ring:
     def statistics(self) -> RingStatistics:
         """The ring at this moment; looks at every slot."""
         counts = self._native.statistics()
-        return RingStatistics(**{field.name: counts[field.name] for field in fields(RingStatistics)})
+        return RingStatistics(policy=_POLICIES[counts.pop("policy")], **counts)
 
     def check_integrity(self) -> None:
         """Raise StoreError when index, free slots, states or references contradict each other."""
@@ -270,25 +302,31 @@ def _leave(native: _native.Ring, path: Path | None, opened_by: int) -> None:
     native.close_descriptor()
 
 
-def _open_private(size: int, slots: int, payload_bytes: int, geometry_digest: bytes) -> _native.Ring:
+def _open_private(
+    size: int, slots: int, payload_bytes: int, geometry_digest: bytes, options: RingOptions
+) -> _native.Ring:
     descriptor = os.memfd_create("ucm-ring", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, size)
-        return _native.Ring(descriptor, slots, payload_bytes, geometry_digest)
+        return _native.Ring(descriptor, slots, payload_bytes, geometry_digest, *options.numbers)
     finally:
         os.close(descriptor)
 
 
-def _check_header(entered: region.Entered, payload_bytes: int, geometry_digest: bytes) -> int:
+def _check_header(
+    entered: region.Entered, payload_bytes: int, geometry_digest: bytes, options: RingOptions
+) -> int:
     """Return the number of slots of a living ring; StoreError when it is not the same kind of ring."""
     header = _native.ring_header(entered.descriptor)
     if header is None or not 0 < header[1] < _SLOTS_END:
         raise StoreError(f"{entered.path} is in use and is not a ring")
-    version, slots, living_bytes, living_digest = header
-    pairs = {
+    version, slots, living_bytes, living_digest, policy, ttl_s = header
+    pairs: dict[str, tuple[object, object]] = {
         "header version": (version, _native.RING_VERSION),
         "payload bytes": (living_bytes, payload_bytes),
         "geometry digest": (living_digest.hex(), geometry_digest.hex()),
+        "policy": (dict(enumerate(_POLICIES)).get(policy, policy), options.policy),
+        "ttl": (ttl_s, options.numbers[1]),
         "file size": (os.fstat(entered.descriptor).st_size, _native.ring_bytes(slots, payload_bytes)),
     }
     for what, (there, wanted) in pairs.items():

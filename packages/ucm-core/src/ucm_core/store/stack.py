@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from ucm_core.spec.keys import row_seed
@@ -18,7 +18,7 @@ from ucm_core.store.block import BlockStore
 from ucm_core.store.files import FileTier
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.pool import IoPool
-from ucm_core.store.ring import Ring
+from ucm_core.store.ring import Ring, RingOptions
 from ucm_core.store.root import CacheRoot, Namespace
 from ucm_core.store.sizing import RingDemand, check_ring_bytes, ring_slots
 from ucm_core.store.tiers import Room, StoreLimits, Tiers
@@ -48,6 +48,7 @@ class StoreParts:
     rank: int = 0
     """Which of the `ranks` processes this is that load the same lists: each begins elsewhere in them."""
     ranks: int = 1
+    ring: RingOptions = field(default_factory=RingOptions)
 
 
 def plan_rows(table: SpecTable, ring_bytes: int | None) -> dict[str, RowPlan]:
@@ -115,18 +116,19 @@ def _open_store(plan: RowPlan, seed: bytes, namespace: Namespace, parts: StorePa
         root=parts.root,
     )
     name = ring_name(parts.root.path, namespace.path.name, row=plan.row.name, segment=plan.segment)
-    ring = _open_ring(name, plan)
+    ring = _open_ring(name, plan, parts.ring)
     tiers = Tiers(ring, files, parts.pool, plan.row.name, parts.limits, rank=parts.rank, ranks=parts.ranks)
     return BlockStore(tiers, room=parts.room)
 
 
-def _open_ring(name: str, plan: RowPlan) -> Ring:
+def _open_ring(name: str, plan: RowPlan, options: RingOptions) -> Ring:
     """The ring of all processes, or a private one where shared memory is refused; OSError: neither."""
     open_ring = partial(
         Ring.open,
         slots=plan.slots,
         payload_bytes=plan.geometry.payload_bytes,
         geometry_digest=plan.geometry.digest,
+        options=options,
     )
     try:
         return open_ring(name)
