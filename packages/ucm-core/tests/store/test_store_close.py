@@ -118,8 +118,9 @@ class Ends:
 
 @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, KeyboardInterrupt])
 def test_no_ticket_is_lost_when_a_target_ends_its_thread(
-    store: BlockStore, error: type[BaseException]
+    store: BlockStore, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ucm_core.store.block.INLINE_BYTES", 0)
     for _ in range(3):  # more often than there are threads
         ticket = store.load(keys_of(0), Ends(error))
         assert ticket.wait(WAIT_S)
@@ -134,6 +135,16 @@ def test_the_caller_of_a_save_ends_when_its_source_does(store: BlockStore) -> No
     with pytest.raises(KeyboardInterrupt):
         store.save(keys_of(2), Ends(KeyboardInterrupt))
     assert store.statistics().working == 0
+
+
+def test_the_caller_of_a_small_load_ends_when_its_target_does(store: BlockStore) -> None:
+    assert store.prefetch(keys_of(0)).wait(WAIT_S)
+    with pytest.raises(KeyboardInterrupt):
+        store.load(keys_of(0), Ends(KeyboardInterrupt))
+    assert store.statistics().working == 0
+    ring = store.statistics().ring
+    assert ring is not None
+    assert ring.own_references == 0
 
 
 def in_child(work: Callable[[], object]) -> str:

@@ -54,6 +54,10 @@ class ResultCode(IntEnum):
     """Not known yet; never seen in a ticket that is done."""
 
 
+# As numpy takes them without asking an enumeration: a ticket is settled once per piece of work.
+_OK, _PENDING = np.uint8(ResultCode.OK), np.uint8(ResultCode.PENDING)
+
+
 class Level(IntEnum):
     """How far the bytes of a save have come."""
 
@@ -65,6 +69,9 @@ class Level(IntEnum):
     """Renamed into place: survives kill -9 of every process."""
     SYNCED = 3
     """Flushed to the device: survives loss of power."""
+
+
+_IN_RING = np.uint8(Level.IN_RING)
 
 
 class Ticket:
@@ -85,11 +92,12 @@ class Ticket:
 
     def __init__(self, objects: int, shards: int = 1, *, durable: bool) -> None:
         self._changed = threading.Condition()
-        self._results: Codes = np.full((objects, shards), ResultCode.PENDING, dtype=np.uint8)
-        self._durable: Codes = np.full(objects, ResultCode.PENDING, dtype=np.uint8)
-        self._levels: Codes = np.full(objects, Level.SUBMITTED, dtype=np.uint8)
+        self._results: Codes = np.full((objects, shards), _PENDING)
+        self._durable: Codes = np.full(objects, _PENDING)
+        self._levels: Codes = np.zeros(objects, dtype=np.uint8)  # of Level.SUBMITTED
         self._asks_medium = durable
         self._cancelled = False
+        self._shard_waiters = 0
         self._callbacks: list[Callable[[Ticket], None]] = []
 
     # -- what the caller reads
@@ -147,12 +155,16 @@ class Ticket:
         True says that the codes are known, not that they are good: read `ok` or `results`.
         """
         with self._changed:
-            return self._changed.wait_for(lambda: self._is_done(shard), timeout_s)
+            self._shard_waiters += shard is not None
+            try:
+                return self._changed.wait_for(lambda: self._is_done(shard), timeout_s)
+            finally:
+                self._shard_waiters -= shard is not None
 
     def wait_durable(self, timeout_s: float | None = None) -> bool:
         """Wait for the medium. True only when every object is on it; `durable_results` says what is not."""
         with self._changed:
-            self._changed.wait_for(lambda: not (self._durable == ResultCode.PENDING).any(), timeout_s)
+            self._changed.wait_for(lambda: not (self._durable == _PENDING).any(), timeout_s)
             return not self._durable.any()
 
     def cancel(self) -> None:
@@ -178,10 +190,12 @@ class Ticket:
         index, values = _pairs(objects, codes)
         with self._changed:
             window = self._results[index, shards]
-            self._results[index, shards] = np.where(window == ResultCode.PENDING, values[:, None], window)
+            self._results[index, shards] = np.where(window == _PENDING, values[:, None], window)
             self._follow(index)
-            self._changed.notify_all()
-            callbacks = self._take_callbacks()
+            done = self._is_done()
+            if done or self._shard_waiters:  # who waits for all is not woken for a part
+                self._changed.notify_all()
+            callbacks = self._take_callbacks() if done else []
         for callback in callbacks:
             self._call(callback)
 
@@ -191,11 +205,12 @@ class Ticket:
         """Say what the medium did with ``objects``; an object that has a durable code keeps it."""
         index, values = _pairs(objects, codes)
         with self._changed:
-            pending = self._durable[index] == ResultCode.PENDING
+            pending = self._durable[index] == _PENDING
             self._durable[index] = np.where(pending, values, self._durable[index])
-            reached = index[pending & (values == ResultCode.OK)]
+            reached = index[pending & (values == _OK)]
             self._levels[reached] = np.maximum(self._levels[reached], level)
-            self._changed.notify_all()
+            if not (self._durable == _PENDING).any():
+                self._changed.notify_all()
 
     def settle_rest(self, code: ResultCode) -> None:
         """Give everything that is still pending, on either level, this code (the border of a worker)."""
@@ -207,22 +222,22 @@ class Ticket:
 
     def _is_done(self, shard: int | None = None) -> bool:
         window = self._results if shard is None else self._results[:, shard]
-        return not (window == ResultCode.PENDING).any()
+        return not (window == _PENDING).any()
 
     def _follow(self, index: npt.NDArray[np.int64]) -> None:
         """Carry settled results to the durable side: failures always, successes when no medium is asked."""
         codes = _worst(self._results[index])
-        settled = codes != ResultCode.PENDING
-        good = index[settled & (codes == ResultCode.OK)]
-        self._levels[good] = np.maximum(self._levels[good], Level.IN_RING)
-        final = settled & (self._durable[index] == ResultCode.PENDING)
+        good = codes == _OK
+        ready = index[good]
+        self._levels[ready] = np.maximum(self._levels[ready], _IN_RING)
+        if self._asks_medium and good.all():
+            return
+        final = (codes != _PENDING) & (self._durable[index] == _PENDING)
         if self._asks_medium:
-            final &= codes != ResultCode.OK
+            final &= ~good
         self._durable[index[final]] = codes[final]
 
     def _take_callbacks(self) -> list[Callable[[Ticket], None]]:
-        if not self._is_done():
-            return []
         taken, self._callbacks = self._callbacks, []
         return taken
 
@@ -291,8 +306,8 @@ def _pairs(objects: Indices, codes: npt.ArrayLike) -> tuple[npt.NDArray[np.int64
 
 def _worst(results: Codes) -> Codes:
     """Reduce shards to one code: pending wins (not known yet), then the first code that is not ``OK``."""
-    if results.shape[1] == 0:
+    if not results.any():  # most often; and so where there are no shards
         return np.zeros(results.shape[0], dtype=np.uint8)
-    pending = (results == ResultCode.PENDING).any(axis=1)
-    first = np.take_along_axis(results, (results != ResultCode.OK).argmax(axis=1)[:, None], axis=1)[:, 0]
-    return np.where(pending, np.uint8(ResultCode.PENDING), first)
+    pending = (results == _PENDING).any(axis=1)
+    first = np.take_along_axis(results, (results != _OK).argmax(axis=1)[:, None], axis=1)[:, 0]
+    return np.where(pending, _PENDING, first)

@@ -17,6 +17,8 @@ from ucm_core.store.held import HeldSlots
 from ucm_core.store.ring import Outcome
 from ucm_core.store.tiers import Int64s, KeyBatch, PrivateMemory, Tiers, copy_each, count_failures
 
+_READY = np.uint8(Outcome.READY)
+
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
@@ -38,6 +40,8 @@ def load_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
     if order.ticket.cancelled:
         order.batch.settle(order.ticket, ids, codes=ResultCode.CANCELLED)
         return
+    if deliver_resident(tiers, order, ids=ids):
+        return
     with HeldSlots(tiers.ring, tiers.ring.claim(order.batch.keys[ids])) as held:
         chunk = _Chunk(tiers, order, ids, held)
         chunk.deliver(held.places(Outcome.READY), "ring")
@@ -46,6 +50,20 @@ def load_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
     without_slot = np.concatenate(left)
     if without_slot.size:
         _load_without_ring(tiers, order, without_slot)
+
+
+def deliver_resident(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> bool:
+    """Copy and settle the keys ``ids`` if the ring holds them all, the short way; False: nothing was done."""
+    claims = tiers.ring.pin(order.batch.keys[ids])
+    held = claims.slots[claims.slots >= 0]
+    try:
+        whole = not (claims.outcome != _READY).any()
+        if whole:
+            _deliver(tiers, order, ids, tiers.ring.addresses(held), "ring")
+        return whole
+    finally:
+        if held.size:
+            tiers.ring.release(held)
 
 
 @dataclass(frozen=True, slots=True)

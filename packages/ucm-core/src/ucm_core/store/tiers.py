@@ -84,20 +84,31 @@ class KeyBatch:
     def __init__(self, keys: Keys) -> None:
         if keys.ndim != 2 or keys.shape[1] != 32 or keys.dtype != np.uint8:
             raise ValueError(f"keys are {keys.dtype}{list(keys.shape)}; need uint8[n, 32]")
-        numbers: dict[bytes, int] = {}
-        inverse = np.array([numbers.setdefault(key.tobytes(), len(numbers)) for key in keys], dtype=np.int64)
-        self.count = len(keys)
-        self.names = list(numbers)
-        self.keys: Keys = np.frombuffer(b"".join(self.names), dtype=np.uint8).reshape(-1, 32)
+        raw = keys.tobytes()
+        each = [raw[begin : begin + 32] for begin in range(0, len(raw), 32)]
+        self.count = len(each)
+        self.names = list(dict.fromkeys(each))
+        self._repeats = len(self.names) < self.count
+        self._order = self._begin = self.first = np.arange(self.count)
+        self.keys: Keys = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 32)
+        if self._repeats:
+            self._find_repeats(each)
+
+    def _find_repeats(self, each: list[bytes]) -> None:
+        numbers = {name: number for number, name in enumerate(self.names)}
+        inverse = np.array([numbers[name] for name in each], dtype=np.int64)
         self._order = np.argsort(inverse, kind="stable")
-        self._begin = np.searchsorted(inverse[self._order], np.arange(len(numbers) + 1))
-        self.first: Int64s = self._order[self._begin[:-1]]
+        self._begin = np.searchsorted(inverse[self._order], np.arange(len(self.names) + 1))
+        self.first = self._order[self._begin[:-1]]
+        self.keys = np.frombuffer(b"".join(self.names), dtype=np.uint8).reshape(-1, 32)
 
     def __len__(self) -> int:
         return len(self.names)
 
     def expand(self, ids: Int64s) -> tuple[Int64s, Int64s]:
         """Positions in the batch of the distinct keys ``ids``, and for each its key's place in ``ids``."""
+        if not self._repeats:
+            return ids, np.arange(ids.size)
         begin, end = self._begin[ids], self._begin[ids + 1]
         count = end - begin
         which = np.repeat(np.arange(len(ids)), count)
@@ -154,6 +165,8 @@ def copy_each(copy: Callable[[Int64s, Int64s], None], index: Int64s, *, address:
 
 def count_failures(operation: str, codes: Codes) -> None:
     """Count every code that is not ``OK`` under ``ucm_objects_failed_total``."""
+    if not codes.any():
+        return
     values, counts = np.unique(codes[codes != ResultCode.OK], return_counts=True)
     for value, count in zip(values, counts, strict=True):
         reason = ResultCode(int(value)).name.lower()
