@@ -16,8 +16,8 @@ import numpy.typing as npt
 from benchmarks.frame import Figure, side_by_side
 from ucm_core.store.files import FileTier
 from ucm_core.store.geometry import Geometry
+from ucm_core.store.payloads import PrivateMemory
 from ucm_core.store.root import CacheRoot
-from ucm_core.store.tiers import PrivateMemory
 
 GEOMETRIES = (Geometry(8, 65_536), Geometry(16, 262_144), Geometry(4, 4 << 20))
 TOTAL_BYTES = 256 << 20

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral
 from types import TracebackType
 from typing import Self
@@ -29,7 +30,7 @@ from ucm_core.coordinator.origins import Origins
 from ucm_core.errors import LayoutError, SpecError
 from ucm_core.events import EventStream
 from ucm_core.flow.copy import BlockTarget, BufferBlocks
-from ucm_core.flow.ticket import ResultCode, TicketGroup
+from ucm_core.flow.ticket import ResultCode, Ticket, TicketGroup
 from ucm_core.opening import check_grain, retention_policies, settings_of
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spaces import Space, Spaces
@@ -174,7 +175,7 @@ class Cache:
                 self._origins.remember(chain, self.table.row(row), keys=keys[row], begin_block=begin)
         tickets = {row: space.stores[row].save(keys[row], sources[row]) for row in payloads}
         for row, ticket in tickets.items():
-            space.coordinator.saved(row, keys[row][ticket.object_results == ResultCode.OK])
+            ticket.add_done_callback(partial(_note_saved, space.coordinator, row, keys[row]))
         return TicketGroup(tickets)
 
     def resolve(
@@ -396,6 +397,10 @@ class Cache:
     def _blank(self, row: str, count: int) -> Payloads:
         geometry = self._plans[row].geometry
         return np.zeros((count, geometry.shards, geometry.shard_bytes), dtype=np.uint8)
+
+
+def _note_saved(coordinator: Coordinator, row: str, keys: Keys, ticket: Ticket) -> None:
+    coordinator.saved(row, keys[ticket.object_results == ResultCode.OK])
 
 
 def _account(verdict: Verdict) -> TokenAccount:

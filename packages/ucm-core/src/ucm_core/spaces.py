@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ucm_core.coordinator.coordinator import Coordinator
 from ucm_core.coordinator.leases import LeasedRow, Leases
@@ -137,8 +137,10 @@ class Spaces:
     def _store_parts(self, config: CacheConfig) -> StoreParts:
         limits = StoreLimits(config.save_wait_s, config.load_wait_s, sync=config.sync)
         ring = RingOptions(config.ring_policy, config.ttl_s)
-        if not self.root.available:
-            return StoreParts(self.root, self._pool, limits, room=None, ring=ring)
+        durable = config.disk_bytes != 0
+        parts = StoreParts(self.root, self._pool, limits, room=None, durable=durable, ring=ring)
+        if not self.root.available or not parts.durable:
+            return parts
         usage = self.root.usage
         try:
             usage.capacity_bytes = config.disk_limit_bytes(usage.used_bytes)
@@ -148,7 +150,7 @@ class Spaces:
         self._pool.submit(Priority.BACKGROUND, self._recount)
         journal = self.root.journal
         room = Collector(self.root.path, usage, self._pool, pinned=self._pinned_names, journal=journal)
-        return StoreParts(self.root, self._pool, limits, room, ring=ring)
+        return replace(parts, room=room)
 
     def _recount(self) -> None:
         """Find out what processes that died did not account for."""

@@ -94,7 +94,7 @@ def test_an_unknown_key_without_a_neighbour_lists_all() -> None:
 
 
 BAD_VALUES: dict[str, list[object]] = {
-    "disk_bytes": ["many", 0, -1],
+    "disk_bytes": ["many", -1],
     "ring_bytes": ["-5GB"],
     "grain_tokens": [0, 1.5, 2**20 + 1],
     "io_threads": [0, 65],
@@ -187,3 +187,10 @@ def test_no_more_threads_write_than_there_are() -> None:
     assert CacheConfig(io_threads=4, write_threads=4).write_threads == 4
     with pytest.raises(ConfigError, match="write_threads = 5 is more than io_threads = 4; use at most 4"):
         CacheConfig(io_threads=4, write_threads=5)
+
+
+def test_a_tier_may_be_left_out_and_not_both() -> None:
+    assert (CacheConfig(ring_bytes=0).ring_bytes, CacheConfig(disk_bytes="0").disk_bytes) == (0, 0)
+    assert CacheConfig(disk_bytes=0).disk_limit_bytes(1 << 30) == 0
+    with pytest.raises(ConfigError, match="ring_bytes = 0 and disk_bytes = 0 would keep nothing"):
+        CacheConfig(ring_bytes=0, disk_bytes=0)

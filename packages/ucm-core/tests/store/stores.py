@@ -1,4 +1,4 @@
-"""Real stores for tests: a private ring over files in a temporary root."""
+"""Real stores for tests: a ring over files in a temporary root, and what is left of them without either."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from ucm_core.store.absent_tiers import NoFiles, NoRing
 from ucm_core.store.block import BlockStore
 from ucm_core.store.files import FileTier
 from ucm_core.store.gc import Collector
@@ -66,15 +67,18 @@ def open_store(
     capacity_bytes: int | None = None,
     ring_name: str | None = None,
     faults: Faults | None = None,
+    durable: bool = True,
 ) -> BlockStore:
-    """A store over ``directory``; its root and its threads end with it."""
+    """A store over ``directory``; its root and its threads end with it. No slots: no ring."""
     root = CacheRoot(directory, capacity_bytes=capacity_bytes).open()
-    files = FileTier(
-        root.path / NAMESPACE / "row", geometry, row_seed=ROW_SEED, segment="hx.u0-1.c0-1", root=root
-    )
-    ring = Ring.open(
-        ring_name, slots=slots, payload_bytes=geometry.payload_bytes, geometry_digest=geometry.digest
-    )
+    files: Any = NoFiles(geometry)
+    if durable:
+        row = root.path / NAMESPACE / "row"
+        files = FileTier(row, geometry, row_seed=ROW_SEED, segment="hx.u0-1.c0-1", root=root)
+    ring: Any = NoRing()
+    if slots:
+        size, digest = geometry.payload_bytes, geometry.digest
+        ring = Ring.open(ring_name, slots=slots, payload_bytes=size, geometry_digest=digest)
     pool = IoPool(threads)
     if faults is not None:
         ring, files = faults.wrap(ring), faults.wrap(files)

@@ -27,7 +27,7 @@ demands = st.dictionaries(
 )
 
 
-@given(demands, st.integers(0, 1 << 34))
+@given(demands, st.integers(1, 1 << 34))
 def test_the_budget_holds_and_everyone_has_the_minimum(rows: dict[str, RingDemand], budget: int) -> None:
     least = MIN_SLOTS * sum(row.slot_bytes for row in rows.values())
     if budget < least:

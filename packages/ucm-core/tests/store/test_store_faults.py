@@ -231,7 +231,8 @@ def test_a_slot_is_readable_after_success_only(store: BlockStore) -> None:
 
 
 def test_a_full_ring_is_no_space_in_bounded_time(stored: Path) -> None:
-    store = open_store(stored, GEOMETRY, slots=8, limits=QUICK)
+    limits = StoreLimits(save_wait_s=0.05, load_wait_s=0.2, private_bytes=0)
+    store = open_store(stored, GEOMETRY, slots=8, limits=limits)
     donations = [store.reserve(keys_of(number)[0]) for number in range(100, 108)]
     before = metrics.OBJECTS_FAILED.labels(operation="save", reason="no_space")._value.get()
     ticket = save(store, 200, 201)

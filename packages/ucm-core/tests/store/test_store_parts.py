@@ -23,8 +23,9 @@ from ucm_core.store.absent import AbsentStore
 from ucm_core.store.block import BlockStore
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.names import object_names
+from ucm_core.store.payloads import PrivateMemory
 from ucm_core.store.ring import Ring, RingOptions
-from ucm_core.store.tiers import KeyBatch, PrivateMemory, StoreLimits
+from ucm_core.store.tiers import KeyBatch, StoreLimits
 from ucm_core.testing.block_store import WAIT_S, FaultyBlocks, blank, keys_of, payloads_of
 
 GEOMETRY = Geometry(3, 8192)

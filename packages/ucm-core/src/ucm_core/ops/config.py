@@ -18,6 +18,8 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, fi
 from ucm_core.errors import ConfigError, shown
 
 Size = Annotated[ByteSize, Field(gt=0)]
+SizeOrNone = Annotated[ByteSize, Field(ge=0)]
+"""0 = the tier is not there."""
 
 RingPolicy = Literal["clock", "fifo", "lru", "sieve"]
 """Which block of a ring goes when room is needed: `ucm_core.store.ring`."""
@@ -61,14 +63,16 @@ class CacheConfig(BaseModel):
 
     root: Path = Field(default_factory=default_root)
     """Directory of the cache; made when missing."""
-    ring_bytes: Size | None = None
-    """Shared memory of all rows of a namespace; None = 10 % of RAM, at most half of what is free."""
+    ring_bytes: SizeOrNone | None = None
+    """Shared memory of all rows of a namespace; None = 10 % of RAM, at most half of what is free; 0 = no
+    ring: files are read and written directly."""
     ring_policy: RingPolicy = "clock"
     """Which block goes when a ring needs room."""
     ttl_s: Annotated[float, Field(gt=0, le=10**9)] | None = None
     """Time after its last use after which a block is not found any more; None = no end."""
-    disk_bytes: Size | None = None
-    """Bound of all files under the root; None = 100 GB, at most half of what the disk could give."""
+    disk_bytes: SizeOrNone | None = None
+    """Bound of all files under the root; None = 100 GB, at most half of what the disk could give; 0 = no
+    files: what the ring evicts is gone, and all of it with the last process."""
     grain_tokens: Annotated[int, Field(gt=0, le=MAX_GRAIN_TOKENS)] = 64
     """Tokens per step of the prefix chain; part of the namespace."""
     block_tokens: Annotated[int, Field(gt=0)] | None = None
@@ -125,6 +129,12 @@ class CacheConfig(BaseModel):
                 f"block_tokens = {self.block_tokens} is not a multiple of grain_tokens = {self.grain_tokens};"
                 f" use {-(-self.block_tokens // self.grain_tokens) * self.grain_tokens}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _something_keeps(self) -> Self:
+        if self.ring_bytes == 0 and self.disk_bytes == 0:
+            raise ValueError("ring_bytes = 0 and disk_bytes = 0 would keep nothing; leave one of them out")
         return self
 
     @model_validator(mode="after")

@@ -30,11 +30,12 @@ from ucm_core.spec.keys import Keys
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.ledger import TOUCH_INTERVAL_S, PinBook, Pins, RecentTouches, WorkGate
-from ucm_core.store.loading import LoadOrder, deliver_resident, load_chunk
+from ucm_core.store.loading import LoadOrder, LoadWork, deliver_resident, load_chunk, prefetch_chunk
 from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome, RingStatistics, Touch
-from ucm_core.store.saving import Save, Writer
+from ucm_core.store.saving import Save
 from ucm_core.store.tiers import Int64s, KeyBatch, Mask, Room, Slots, Tiers, log
+from ucm_core.store.writing import Writer
 
 PREFIX_STEP_BLOCKS = 64
 INLINE_BYTES = 4 << 20
@@ -108,11 +109,16 @@ class BlockStore:
         returns for a small batch that the ring holds whole; never for an object that failed. The target's
         memory must live until the ticket is done, and what failed must not be used.
         """
-        return self._start_load(keys, target, Priority.LOAD)
+        order = LoadOrder.of(keys, self.geometry, target=target)
+        return order.ticket if self._load_inline(order) else self._start(order, Priority.LOAD, load_chunk)
 
     def prefetch(self, keys: Keys) -> Ticket:
-        """Bring ``keys`` into the ring, so that a later load finds them there."""
-        return self._start_load(keys, None, Priority.PREFETCH)
+        """Bring ``keys`` into the ring, so that a later load finds them there.
+
+        Gives way to loads, and gives up where the ring has no room. ``cancel`` of the ticket ends it before
+        its next piece. ``OK`` = in the ring, or on the way there by somebody else.
+        """
+        return self._start(LoadOrder.of(keys, self.geometry, target=None), Priority.PREFETCH, prefetch_chunk)
 
     def save(self, keys: Keys, source: BlockSource, *, gather_inline: bool = True) -> Ticket:
         """Keep the payloads of ``source`` under ``keys``; what is present is ``OK`` at once and not gathered.
@@ -221,6 +227,7 @@ class BlockStore:
         with suppress(StoreError):
             self._last_ring = self._tiers.ring.statistics()
         self._pinned.forget()
+        self._writer.close()
         self._tiers.ring.close()
 
     # -- private
@@ -241,17 +248,11 @@ class BlockStore:
             self._looked_up["absent"].inc(int(np.count_nonzero(~in_files)))
         return found
 
-    def _start_load(self, keys: Keys, target: BlockTarget | None, priority: Priority) -> Ticket:
-        batch = KeyBatch(keys)
-        ticket = Ticket(batch.count, self.geometry.shards, durable=False)
-        order = LoadOrder(batch, ticket, target)
-        if target is not None and self._load_inline(order):
-            return ticket
-        for ids in self._tiers.chunks(len(batch)):
-            self._submit(
-                priority, ticket, batch.positions(ids), partial(load_chunk, self._tiers, order, ids=ids)
-            )
-        return ticket
+    def _start(self, order: LoadOrder, priority: Priority, work: LoadWork) -> Ticket:
+        for ids in self._tiers.chunks(len(order.batch)):
+            piece = partial(work, self._tiers, order, ids=ids)
+            self._submit(priority, order.ticket, order.batch.positions(ids), piece)
+        return order.ticket
 
     def _load_inline(self, order: LoadOrder) -> bool:
         """Copy a small batch that the ring holds whole on this thread; False: nothing is settled."""

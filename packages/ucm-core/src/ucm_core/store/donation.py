@@ -1,4 +1,4 @@
-"""Zero-copy hand-over: reserve a ring slot, fill it in place, commit it; the donor loses access."""
+"""Zero-copy hand-over: reserve memory for an object, fill it in place, commit it; the donor loses access."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,23 +14,25 @@ from ucm_core import _native
 from ucm_core.errors import ClosedError, NoSpace, StoreError
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.spec.keys import Keys
+from ucm_core.store.geometry import Geometry
+from ucm_core.store.payloads import Payloads, SlotPayloads
 from ucm_core.store.ring import Outcome
-from ucm_core.store.saving import Writer
-from ucm_core.store.tiers import Slots, Tiers
+from ucm_core.store.tiers import Tiers
+from ucm_core.store.writing import Writer
 
 
 class Donation:
-    """A slot that only the donor may write, until `commit` or `abort`.
+    """Memory that only the donor may write, until `commit` or `abort`: a ring slot, or beside a full ring.
 
-    `view` hands out memory of the slot. After `commit` or `abort` every memoryview that was handed out raises
+    `view` hands it out. After `commit` or `abort` every memoryview that was handed out raises
     ``ValueError`` when used. Both refuse (`ucm_core.StoreError`) while something else still exports such a
-    view, an array made from it for example, because its owner could write into a slot that is no longer its
+    view, an array made from it for example, because its owner could write into memory that is no longer its
     own.
     """
 
-    def __init__(self, tiers: Tiers, writer: Writer, key: Keys, slots: Slots) -> None:
-        self._tiers, self._writer = tiers, writer
-        self._key, self._slots = key, slots
+    def __init__(self, geometry: Geometry, payload: Payloads, keep: Callable[[Ticket], None]) -> None:
+        """``payload`` is one object's; ``keep`` takes it over once it is full, and settles the rest."""
+        self._geometry, self._payload, self._keep = geometry, payload, keep
         self._views: list[_View] = []
         self._open = True
 
@@ -42,43 +45,55 @@ class Donation:
             claims = tiers.ring.claim(key[None])
             outcome = claims.outcome[0]
             if outcome == Outcome.OWNER:
-                return cls(tiers, writer, key, claims.slots)
+                return cls._of(SlotPayloads(tiers.ring, claims.slots), tiers, writer, key)
             if outcome != Outcome.NO_SPACE:
                 tiers.ring.release(claims.slots)
                 return None
+            if (payload := writer.borrow(1)) is not None:
+                return cls._of(payload, tiers, writer, key)
             if not writer.wait_for_progress(seen, deadline):
                 raise NoSpace(
                     f"row {tiers.row}: none of {tiers.ring.slots} ring slots is free; raise ring_bytes"
                 )
 
+    @classmethod
+    def _of(cls, payload: Payloads, tiers: Tiers, writer: Writer, key: Keys) -> Donation:
+        names = [key.tobytes()]
+        return cls(
+            tiers.files.geometry,
+            payload,
+            lambda ticket: writer.write(names, payload, waiters=[(ticket, np.array([0]))]),
+        )
+
     def view(self, shard: int, *, begin: int = 0, end: int | None = None) -> memoryview:
         """Bytes ``[begin, end)`` of a shard, writable, content undefined until written."""
         self._check_open()
-        geometry = self._tiers.files.geometry
+        geometry = self._geometry
         end = geometry.shard_bytes if end is None else end
         if not (0 <= shard < geometry.shards and 0 <= begin < end <= geometry.shard_bytes):
             raise StoreError(f"bytes [{begin}, {end}) of shard {shard} of an object of {geometry}")
-        address = int(self._tiers.ring.addresses(self._slots)[0]) + shard * geometry.stride + begin
+        address = int(self._payload.addresses[0]) + shard * geometry.stride + begin
         self._views.append(_View(address, end - begin))
         return self._views[-1].view
 
     def commit(self) -> Ticket:
-        """Publish the slot and write it to the medium; every shard must have been written.
+        """Store the object, in the ring if it lies there, and on the medium; every shard must be written.
 
         The ticket is ``CANCELLED`` when the store was closed meanwhile.
         """
         self._revoke()
-        geometry = self._tiers.files.geometry
+        geometry = self._geometry
         ticket = Ticket(1, geometry.shards, durable=True)
         try:
-            address = self._tiers.ring.addresses(self._slots)
+            address = self._payload.addresses
             _native.zero_padding(address, geometry.shards, geometry.shard_bytes, geometry.stride)
-            self._tiers.ring.publish(self._slots)
+            readable = self._payload.publish()
         except ClosedError:
             ticket.settle_rest(ResultCode.CANCELLED)
             return ticket
-        ticket.settle([0], ResultCode.OK)
-        self._writer.write([self._key.tobytes()], self._slots, waiters=[(ticket, np.array([0]))])
+        if readable:
+            ticket.settle([0], ResultCode.OK)
+        self._keep(ticket)
         return ticket
 
     def abort(self) -> None:
@@ -86,7 +101,7 @@ class Donation:
         if self._open:
             self._revoke()
             with contextlib.suppress(ClosedError):  # then the ring took the slot back itself
-                self._tiers.ring.abort(self._slots)
+                self._payload.abort()
 
     def _check_open(self) -> None:
         if not self._open:

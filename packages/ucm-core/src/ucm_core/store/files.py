@@ -74,6 +74,8 @@ class FileTier:
     ) -> None:
         if not names.is_segment(segment):
             raise StoreError(f"segment {segment!r} is no part of a file name; need 1 to 64 of a-z 0-9 . -")
+        self.keeps = True
+        """Whether anything can be on this medium."""
         self.directory = directory
         """Where the row's folders are."""
         self.geometry = geometry

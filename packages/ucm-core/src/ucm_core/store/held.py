@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from ucm_core.store.absent_tiers import NoRing
 from ucm_core.store.ring import Claims, Outcome, Ring
 from ucm_core.store.tiers import Int64s, Mask, Slots
 
@@ -18,7 +19,7 @@ class HeldSlots:
     Places are indices into the claim.
     """
 
-    def __init__(self, ring: Ring, claims: Claims) -> None:
+    def __init__(self, ring: Ring | NoRing, claims: Claims) -> None:
         self._ring, self._claims = ring, claims
         self._held: Mask = claims.slots >= 0
         self._filling: Mask = claims.outcome == Outcome.OWNER

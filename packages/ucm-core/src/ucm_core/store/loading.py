@@ -7,15 +7,20 @@ else, so no two readers can wait for each other, and every owner is running, nev
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ucm_core.flow.copy import BlockTarget
-from ucm_core.flow.ticket import Codes, ResultCode, Ticket
+from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
+from ucm_core.spec.keys import Keys
+from ucm_core.store.geometry import Geometry
 from ucm_core.store.held import HeldSlots
-from ucm_core.store.ring import Outcome
-from ucm_core.store.tiers import Int64s, KeyBatch, PrivateMemory, Tiers, copy_each, count_failures
+from ucm_core.store.payloads import PrivateMemory
+from ucm_core.store.ring import Claims, Outcome
+from ucm_core.store.tiers import Int64s, KeyBatch, Tiers, copy_each, count_failures
 
 _READY = np.uint8(Outcome.READY)
 
@@ -29,10 +34,23 @@ class LoadOrder:
     target: BlockTarget | None
     """None = into the ring only (prefetch)."""
 
+    @classmethod
+    def of(cls, keys: Keys, geometry: Geometry, *, target: BlockTarget | None) -> LoadOrder:
+        """An order of a batch, with its ticket."""
+        batch = KeyBatch(keys)
+        return cls(batch, Ticket(batch.count, geometry.shards, durable=False), target)
+
     @property
     def operation(self) -> str:
         """The name under which failures are counted."""
         return "prefetch" if self.target is None else "load"
+
+
+class LoadWork(Protocol):
+    """What brings one piece of a load or prefetch: `load_chunk`, `prefetch_chunk`."""
+
+    def __call__(self, tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
+        """Bring ``ids`` and settle them."""
 
 
 def load_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
@@ -42,14 +60,43 @@ def load_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
         return
     if deliver_resident(tiers, order, ids=ids):
         return
-    with HeldSlots(tiers.ring, tiers.ring.claim(order.batch.keys[ids])) as held:
+    with HeldSlots(tiers.ring, _claim(tiers, order.batch.keys[ids])) as held:
         chunk = _Chunk(tiers, order, ids, held)
         chunk.deliver(held.places(Outcome.READY), "ring")
         chunk.read(held.places(Outcome.OWNER))
-        left = [chunk.await_others(held.places(Outcome.LOADING)), ids[held.places(Outcome.NO_SPACE)]]
+        left = [chunk.await_others(held.places(Outcome.LOADING))]
+    left += [ids[held.places(outcome)] for outcome in (Outcome.NO_SPACE, Outcome.ABSENT)]
     without_slot = np.concatenate(left)
     if without_slot.size:
-        _load_without_ring(tiers, order, without_slot)
+        _load_past_ring(tiers, order, without_slot)
+
+
+def prefetch_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
+    """Read ``ids`` into the ring and settle their positions: what is there, or comes by somebody else, is OK.
+
+    Waits for nobody, and takes no other memory where the ring has no room.
+    """
+    if order.ticket.cancelled:
+        order.batch.settle(order.ticket, ids, codes=ResultCode.CANCELLED)
+        return
+    with HeldSlots(tiers.ring, _claim(tiers, order.batch.keys[ids])) as held:
+        chunk = _Chunk(tiers, order, ids, held)
+        chunk.read(held.places(Outcome.OWNER))
+        for outcome, code in _PREFETCHED.items():
+            _settle(order, ids[held.places(outcome)], np.uint8(code))
+
+
+_PREFETCHED = {
+    Outcome.READY: ResultCode.OK,
+    Outcome.LOADING: ResultCode.OK,
+    Outcome.NO_SPACE: ResultCode.NO_SPACE,
+    Outcome.ABSENT: ResultCode.MISS,
+}
+
+
+def _claim(tiers: Tiers, keys: Keys) -> Claims:
+    """Slots of what is there, and slots to fill; without files nothing could fill them, so none is taken."""
+    return tiers.ring.claim(keys) if tiers.files.keeps else tiers.ring.pin(keys)
 
 
 def deliver_resident(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> bool:
@@ -89,7 +136,7 @@ class _Chunk:
         good = codes == ResultCode.OK
         self.held.publish(places[good])
         self.held.abort(places[~good])
-        _settle_failures(self.order, self.ids[places[~good]], codes[~good])
+        _settle(self.order, self.ids[places[~good]], codes[~good])
         self.deliver(places[good], "file")
 
     def await_others(self, places: Int64s) -> Int64s:
@@ -100,14 +147,12 @@ class _Chunk:
         return left
 
 
-def _load_without_ring(tiers: Tiers, order: LoadOrder, ids: Int64s) -> None:
-    if order.target is None:
-        _settle_failures(order, ids, np.full(ids.size, ResultCode.NO_SPACE, dtype=np.uint8))
-        return
+def _load_past_ring(tiers: Tiers, order: LoadOrder, ids: Int64s) -> None:
+    """Read into private memory: one piece per I/O thread, and so bounded."""
     memory = PrivateMemory(ids.size, tiers.files.geometry.payload_bytes)
     codes = tiers.files.read(order.batch.keys[ids], memory.addresses)
     good = codes == ResultCode.OK
-    _settle_failures(order, ids[~good], codes[~good])
+    _settle(order, ids[~good], codes[~good])
     _deliver(tiers, order, ids[good], memory.addresses[good], "file")
 
 
@@ -124,7 +169,9 @@ def _deliver(tiers: Tiers, order: LoadOrder, ids: Int64s, addresses: Int64s, tie
     metrics.OBJECTS_LOADED.labels(row=tiers.row, tier=tier).inc(int((codes == ResultCode.OK).sum()))
 
 
-def _settle_failures(order: LoadOrder, ids: Int64s, codes: Codes) -> None:
+def _settle(order: LoadOrder, ids: Int64s, codes: npt.ArrayLike) -> None:
+    """Settle what nothing is copied for, with one code for all or one each."""
     if ids.size:
+        codes = np.broadcast_to(np.asarray(codes, dtype=np.uint8), ids.shape)
         order.batch.settle(order.ticket, ids, codes=codes)
         count_failures(order.operation, codes)

@@ -1,140 +1,21 @@
-"""The two halves of a save: filling ring slots from a source, and writing full slots to files."""
+"""The first half of a save: payloads are gathered into the ring, or past it, and handed to the writer."""
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ucm_core import _native
 from ucm_core.flow.copy import BlockSource
-from ucm_core.flow.ticket import Codes, Level, ResultCode, Ticket
+from ucm_core.flow.ticket import Codes, ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.store.held import HeldSlots
-from ucm_core.store.pool import Priority
+from ucm_core.store.payloads import Payloads, SlotPayloads
 from ucm_core.store.ring import Outcome
-from ucm_core.store.tiers import Int64s, KeyBatch, Room, Slots, Tiers, copy_each, count_failures
-
-Waiter = tuple[Ticket, Int64s]
-"""A ticket and the positions in it that wait for one key."""
-
-
-class Writer:
-    """Writes full slots to files, each key by one piece of work at a time, and tells all who wait for it.
-
-    A slot stays referenced from `write` until its file is down or has failed. ``room`` is told of every
-    write, and asked for more when one is refused; None = refused is refused.
-    """
-
-    def __init__(self, tiers: Tiers, room: Room | None = None) -> None:
-        self._tiers = tiers
-        self._room = room
-        self._changed = threading.Condition()
-        self._waiters: dict[bytes, list[Waiter]] = {}
-        self._finished = 0
-
-    @property
-    def pending(self) -> int:
-        """Keys whose file is not down yet."""
-        with self._changed:
-            return len(self._waiters)
-
-    def names(self) -> frozenset[bytes]:
-        """The keys whose file is not down yet."""
-        with self._changed:
-            return frozenset(self._waiters)
-
-    def write(self, names: list[bytes], slots: Slots, *, waiters: list[Waiter], inline: bool = False) -> None:
-        """Take over one reference to each slot, and write it under its name, here or on the pool."""
-        mine = self._register(names, waiters)
-        places = np.flatnonzero(mine)
-        size = self._tiers.chunk_objects
-        for begin in range(0, places.size, size):
-            chunk = places[begin : begin + size]
-            work = _WriteWork(self, [names[i] for i in chunk], slots[chunk])
-            if inline or not self._tiers.pool.submit(Priority.WRITE, work.run):
-                work.run()
-        self._tiers.ring.release(slots[~mine])
-
-    def wait_for_progress(self, seen: int, deadline: float) -> bool:
-        """Wait until more than ``seen`` pieces of work ended; False: none is pending, or it took too long."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._finished != seen or not self._waiters, max(0.0, deadline - time.monotonic())
-            )
-            return self._finished != seen and time.monotonic() < deadline
-
-    @property
-    def finished(self) -> int:
-        """Pieces of work that ended so far."""
-        with self._changed:
-            return self._finished
-
-    def wait_idle(self, timeout_s: float | None) -> bool:
-        """Wait until nothing is pending."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiters, timeout_s)
-
-    def write_now(self, names: list[bytes], slots: Slots) -> Codes:
-        """Write, making room as long as that helps when the bound refuses; counted."""
-        keys = np.frombuffer(b"".join(names), dtype=np.uint8).reshape(-1, 32)
-        addresses = self._tiers.ring.addresses(slots)
-        codes = self._tiers.files.write(keys, addresses, sync=self._tiers.limits.sync)
-        while self._has_room_for(refused := np.flatnonzero(codes == ResultCode.NO_SPACE)):
-            again = self._tiers.files.write(keys[refused], addresses[refused], sync=self._tiers.limits.sync)
-            codes[refused] = again
-            if (again == ResultCode.NO_SPACE).all():
-                break
-        count_failures("write", codes)
-        metrics.OBJECTS_SAVED.labels(row=self._tiers.row, tier="file").inc(int((codes == 0).sum()))
-        if self._room is not None:
-            self._room.note_written()
-        return codes
-
-    def _has_room_for(self, refused: Int64s) -> bool:
-        return bool(refused.size) and self._room is not None and self._room.make_room()
-
-    def finish(self, names: list[bytes], slots: Slots, *, codes: Codes) -> None:
-        """Release the slots, then tell the tickets (whoever wakes finds room)."""
-        try:
-            self._tiers.ring.release(slots)
-        finally:
-            with self._changed:
-                told = [self._waiters.pop(name) for name in names]
-                self._finished += 1
-                self._changed.notify_all()
-            level = Level.SYNCED if self._tiers.limits.sync else Level.ON_MEDIUM
-            for waiters, code in zip(told, codes, strict=True):
-                for ticket, positions in waiters:
-                    ticket.settle_durable(positions, int(code), level=level)
-
-    def _register(self, names: list[bytes], waiters: list[Waiter]) -> npt.NDArray[np.bool_]:
-        """True where nobody writes the key yet and the caller's slot will be used."""
-        mine = np.zeros(len(names), dtype=np.bool_)
-        with self._changed:
-            for place, (name, waiter) in enumerate(zip(names, waiters, strict=True)):
-                mine[place] = name not in self._waiters
-                self._waiters.setdefault(name, []).append(waiter)
-        return mine
-
-
-@dataclass(frozen=True, slots=True)
-class _WriteWork:
-    """One piece of writing; ends with a code for every key, whatever happens."""
-
-    writer: Writer
-    names: list[bytes]
-    slots: Slots
-
-    def run(self) -> None:
-        codes = np.full(len(self.names), ResultCode.UNAVAILABLE, dtype=np.uint8)
-        try:
-            codes = self.writer.write_now(self.names, self.slots)
-        finally:
-            self.writer.finish(self.names, self.slots, codes=codes)
+from ucm_core.store.tiers import Int64s, KeyBatch, Tiers, copy_each, count_failures
+from ucm_core.store.writing import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +28,11 @@ class _Left:
 
 
 class Save:
-    """One save: fills slots in waves and hands them to the writer."""
+    """One save: fills slots in waves and hands them to the writer.
+
+    What finds no slot (the ring is smaller than the batch, or full of what is in use) goes through private
+    memory, and is readable when its file is down.
+    """
 
     def __init__(
         self, tiers: Tiers, writer: Writer, batch: KeyBatch, ticket: Ticket, *, source: BlockSource
@@ -164,7 +49,7 @@ class Save:
                 self._fail(todo, ResultCode.CANCELLED)
                 return
             seen = self._writer.finished
-            size = max(1, min(self._tiers.chunk_objects, self._tiers.ring.slots // 2))
+            size = self._tiers.chunk_objects
             left = self._wave(todo[:size], deadline, on_io_thread=on_io_thread)
             stuck = left.ids.size == todo[:size].size and not left.again
             todo = np.concatenate([left.ids, todo[size:]])
@@ -188,40 +73,61 @@ class Save:
             outcome = held.wait(loading, max(0.0, deadline - time.monotonic()))
             brought = loading[outcome == Outcome.READY]
             full = np.concatenate([held.places(Outcome.READY), good, brought])
-            self._keep(ids[full], held.hand_over(full), on_io_thread=on_io_thread)
-        no_slot = held.places(Outcome.NO_SPACE)
+            slots = SlotPayloads(self._tiers.ring, held.hand_over(full))
+            self._keep(ids[full], slots, on_io_thread=on_io_thread)
+        no_slot = self._past_ring(ids[held.places(Outcome.NO_SPACE)], on_io_thread=on_io_thread)
         return _Left(
-            ids=np.concatenate([ids[loading[outcome != Outcome.READY]], ids[no_slot]]),
+            ids=np.concatenate([ids[loading[outcome != Outcome.READY]], no_slot]),
             code=ResultCode.NO_SPACE if no_slot.size else ResultCode.TIMEOUT,
             again=bool((outcome == Outcome.FAILED).any()) and time.monotonic() < deadline,
         )
 
     def _fill(self, ids: Int64s, held: HeldSlots, places: Int64s) -> Int64s:
         """Gather into owned slots; returns the places that are full now."""
-        if not places.size:
-            return places
-        address = held.addresses(places)
-        codes = copy_each(
-            self._source.gather, self._batch.first[ids[places]], address=address, who="a source"
-        )
+        codes = self._gather(ids[places], held.addresses(places))
+        good: Int64s = places[codes == ResultCode.OK]
+        held.publish(good)
+        held.abort(places[codes != ResultCode.OK])
+        return good
+
+    def _past_ring(self, ids: Int64s, *, on_io_thread: bool) -> Int64s:
+        """Gather into private memory and write from there; returns the ids for which there was none."""
+        payloads = self._writer.borrow(min(ids.size, self._tiers.chunk_objects))
+        if payloads is None:
+            return ids
+        mine = ids[: payloads.places.size]
+        try:
+            codes = self._gather(mine, payloads.addresses)
+        except BaseException:  # somebody wants to end this thread
+            payloads.release()
+            raise
+        payloads.part(np.flatnonzero(codes != ResultCode.OK)).release()
+        good = np.flatnonzero(codes == ResultCode.OK)
+        self._write(mine[good], payloads.part(good), on_io_thread=on_io_thread)
+        return ids[mine.size :]
+
+    def _gather(self, ids: Int64s, address: Int64s) -> Codes:
+        """Gather, and settle what the source could not give."""
+        if not ids.size:
+            return np.zeros(0, dtype=np.uint8)
+        codes = copy_each(self._source.gather, self._batch.first[ids], address=address, who="a source")
         geometry = self._tiers.files.geometry
         if geometry.shard_bytes != geometry.stride:
             _native.zero_padding(address, geometry.shards, geometry.shard_bytes, geometry.stride)
-        good: Int64s = places[codes == ResultCode.OK]
-        bad: Int64s = places[codes != ResultCode.OK]
-        held.publish(good)
-        held.abort(bad)
-        self._fail(ids[bad], ResultCode.INVALID)
-        return good
+        self._fail(ids[codes != ResultCode.OK], ResultCode.INVALID)
+        return codes
 
-    def _keep(self, ids: Int64s, slots: Slots, *, on_io_thread: bool) -> None:
+    def _keep(self, ids: Int64s, payloads: Payloads, *, on_io_thread: bool) -> None:
         """Settle what the ring holds, and hand its slots to the writer."""
-        if not ids.size:
-            return
+        if ids.size:
+            self._batch.settle(self._ticket, ids, codes=ResultCode.OK)
+            metrics.OBJECTS_SAVED.labels(row=self._tiers.row, tier="ring").inc(ids.size)
+            self._write(ids, payloads, on_io_thread=on_io_thread)
+
+    def _write(self, ids: Int64s, payloads: Payloads, *, on_io_thread: bool) -> None:
         waiters = [(self._ticket, self._batch.positions(ids[i : i + 1])) for i in range(ids.size)]
-        self._batch.settle(self._ticket, ids, codes=ResultCode.OK)
-        metrics.OBJECTS_SAVED.labels(row=self._tiers.row, tier="ring").inc(ids.size)
-        self._writer.write([self._batch.names[i] for i in ids], slots, waiters=waiters, inline=on_io_thread)
+        names = [self._batch.names[i] for i in ids]
+        self._writer.write(names, payloads, waiters=waiters, inline=on_io_thread)
 
     def _fail(self, ids: Int64s, code: ResultCode) -> None:
         if ids.size:

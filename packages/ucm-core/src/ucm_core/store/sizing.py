@@ -46,7 +46,7 @@ class RingDemand:
 
 
 def ring_slots(demands: Mapping[str, RingDemand], ring_bytes: int | None) -> dict[str, int]:
-    """Slots per row within ``ring_bytes``; None = the default budget, and never less than `MIN_SLOTS`.
+    """Slots per row within ``ring_bytes``; 0 = none, None = the default budget, never less than `MIN_SLOTS`.
 
     Raises `ConfigError` with both numbers when a given budget cannot hold `MIN_SLOTS` of every row.
 
@@ -54,6 +54,8 @@ def ring_slots(demands: Mapping[str, RingDemand], ring_bytes: int | None) -> dic
     >>> ring_slots(demands, 1 << 20)
     {'full': 43, 'state': 10}
     """
+    if ring_bytes == 0:
+        return dict.fromkeys(demands, 0)
     least_bytes = MIN_SLOTS * sum(demand.slot_bytes for demand in demands.values())
     if ring_bytes is not None and ring_bytes < least_bytes:
         raise ConfigError(

@@ -7,13 +7,14 @@ import hashlib
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ucm_core.spec.keys import row_seed
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 from ucm_core.spec.units import Segment
 from ucm_core.store.absent import AbsentStore, ObjectStore
+from ucm_core.store.absent_tiers import NoFiles, NoRing
 from ucm_core.store.block import BlockStore
 from ucm_core.store.files import FileTier
 from ucm_core.store.geometry import Geometry
@@ -34,7 +35,7 @@ class RowPlan:
     geometry: Geometry
     segment: str
     slots: int
-    """Slots of its ring, should it not live already."""
+    """Slots of its ring, should it not live already; 0 = it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class StoreParts:
     pool: IoPool
     limits: StoreLimits
     room: Room | None
+    durable: bool = True
+    """False: nothing is kept on the medium, rings are all there is."""
     rank: int = 0
     """Which of the `ranks` processes this is that load the same lists: each begins elsewhere in them."""
     ranks: int = 1
@@ -78,8 +81,13 @@ def key_seeds(table: SpecTable, namespace_digest: bytes) -> dict[str, bytes]:
 def open_stores(
     plans: Mapping[str, RowPlan], digest: bytes, *, namespace: Namespace, parts: StoreParts
 ) -> dict[str, ObjectStore]:
-    """Open the store of every row of the namespace ``digest``; on an error none stays open."""
+    """Open the store of every row of the namespace ``digest``; on an error none stays open.
+
+    They share `StoreLimits.private_bytes`.
+    """
     stores: dict[str, ObjectStore] = {}
+    share = parts.limits.private_bytes // max(1, len(plans))
+    parts = replace(parts, limits=replace(parts.limits, private_bytes=share))
     try:
         for name, plan in plans.items():
             stores[name] = _open_store(plan, row_seed(digest, name), namespace, parts)
@@ -108,17 +116,24 @@ def ring_name(root: str | os.PathLike[str], namespace: str, *, row: str, segment
 
 
 def _open_store(plan: RowPlan, seed: bytes, namespace: Namespace, parts: StoreParts) -> BlockStore:
-    files = FileTier(
-        namespace.row_directory(plan.row.name),
-        plan.geometry,
-        row_seed=seed,
-        segment=plan.segment,
-        root=parts.root,
-    )
+    files = _files(plan, seed, namespace, parts) if parts.durable else NoFiles(plan.geometry)
     name = ring_name(parts.root.path, namespace.path.name, row=plan.row.name, segment=plan.segment)
-    ring = _open_ring(name, plan, parts.ring)
+    ring = _open_ring(name, plan, parts.ring) if plan.slots else _no_ring(plan)
     tiers = Tiers(ring, files, parts.pool, plan.row.name, parts.limits, rank=parts.rank, ranks=parts.ranks)
     return BlockStore(tiers, room=parts.room)
+
+
+def _files(plan: RowPlan, seed: bytes, namespace: Namespace, parts: StoreParts) -> FileTier:
+    directory = namespace.row_directory(plan.row.name)
+    return FileTier(directory, plan.geometry, row_seed=seed, segment=plan.segment, root=parts.root)
+
+
+def _no_ring(plan: RowPlan) -> NoRing:
+    _log.warning(
+        "row %s has no ring: ring_bytes has no room for it, and files are read and written directly",
+        plan.row.name,
+    )
+    return NoRing()
 
 
 def _open_ring(name: str, plan: RowPlan, options: RingOptions) -> Ring:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,10 +9,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ucm_core.errors import LayoutError
 from ucm_core.flow.ticket import Codes, ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.ops.quiet import quiet_logger
 from ucm_core.spec.keys import Keys
+from ucm_core.store.absent_tiers import NoFiles, NoRing
 from ucm_core.store.files import FileTier
 from ucm_core.store.pool import IoPool
 from ucm_core.store.ring import Ring
@@ -25,6 +26,9 @@ Slots = npt.NDArray[np.int32]
 
 CHUNK_BYTES = 8 << 20
 """Payload bytes that one piece of I/O work moves: enough for the medium, few enough to share the work."""
+
+PRIVATE_BYTES = 256 << 20
+"""Memory beside the rings that all saves of one cache may hold. Loads hold one piece per I/O thread."""
 
 log = quiet_logger("ucm_core.store.work")
 
@@ -39,14 +43,16 @@ class StoreLimits:
     """Longest time that one load waits for another reader of the same key before it reads by itself."""
     sync: bool = False
     """Flush files to the device before they count as stored."""
+    private_bytes: int = PRIVATE_BYTES
+    """What saves that find no room in the ring may hold beside it; one object at least, unless 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
     """A ring over files, the threads that move bytes between them, and the limits."""
 
-    ring: Ring
-    files: FileTier
+    ring: Ring | NoRing
+    files: FileTier | NoFiles
     pool: IoPool
     row: str
     """The row's name, for metrics."""
@@ -57,10 +63,13 @@ class Tiers:
 
     @property
     def chunk_objects(self) -> int:
-        """Objects per piece of I/O work: bounded by bytes, and so that all threads together fit the ring."""
-        by_bytes = CHUNK_BYTES // self.files.geometry.payload_bytes
+        """Objects per piece of I/O work: bounded by bytes, and so that all threads together fit the ring.
+
+        A ring of fewer slots than threads is gone past anyway, and bounds nothing.
+        """
+        by_bytes = max(1, CHUNK_BYTES // self.files.geometry.payload_bytes)
         by_slots = self.ring.slots // self.pool.threads
-        return max(1, min(by_bytes, by_slots))
+        return min(by_bytes, by_slots or by_bytes)
 
     def chunks(self, count: int) -> Iterator[Int64s]:
         """``range(count)``, `rotated`, in pieces of `chunk_objects`, smaller when that keeps threads busy."""
@@ -68,6 +77,14 @@ class Tiers:
         order = rotated(count, self.rank, ranks=self.ranks)
         for begin in range(0, count, size):
             yield order[begin : begin + size]
+
+
+def check_keys(keys: Keys) -> None:
+    """Raise LayoutError for what is no ``uint8[n, 32]``."""
+    if not isinstance(keys, np.ndarray):
+        raise LayoutError(f"keys are a {type(keys).__name__}; need uint8[n, 32]")
+    if keys.ndim != 2 or keys.shape[1] != 32 or keys.dtype != np.uint8:
+        raise LayoutError(f"keys are {keys.dtype}{list(keys.shape)}; need uint8[n, 32]")
 
 
 class KeyBatch:
@@ -82,8 +99,7 @@ class KeyBatch:
     """
 
     def __init__(self, keys: Keys) -> None:
-        if keys.ndim != 2 or keys.shape[1] != 32 or keys.dtype != np.uint8:
-            raise ValueError(f"keys are {keys.dtype}{list(keys.shape)}; need uint8[n, 32]")
+        check_keys(keys)
         raw = keys.tobytes()
         each = [raw[begin : begin + 32] for begin in range(0, len(raw), 32)]
         self.count = len(each)
@@ -133,16 +149,6 @@ class Room(Protocol):
 
     def note_written(self) -> None:
         """Files were written; returns at once."""
-
-
-class PrivateMemory:
-    """Page-aligned memory for ``count`` payloads outside the ring, the last resort of a load."""
-
-    def __init__(self, count: int, payload_bytes: int) -> None:
-        self._memory = mmap.mmap(-1, count * payload_bytes)
-        base = np.frombuffer(self._memory, dtype=np.uint8).ctypes.data
-        self.addresses: Int64s = base + payload_bytes * np.arange(count, dtype=np.int64)
-        """``int64[count]``, valid while this object lives."""
 
 
 def copy_each(copy: Callable[[Int64s, Int64s], None], index: Int64s, *, address: Int64s, who: str) -> Codes:

@@ -1,0 +1,116 @@
+"""Tiers that are not there, with the verbs of those that are: a ring without slots, files that take nothing.
+
+A store without a ring moves everything through private memory, one without files keeps only what its ring
+holds; neither needs to know. They say what a tier says that is full, or that knows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm_core.flow.ticket import Codes, ResultCode
+from ucm_core.spec.keys import Keys
+from ucm_core.store.geometry import Geometry
+from ucm_core.store.ring import Claims, Mask, Outcome, Slots, Touch, Versions
+
+Int64s = npt.NDArray[np.int64]
+
+
+class NoRing:
+    """`ucm_core.store.ring.Ring` without a slot: a claim finds no room, everything else finds nothing."""
+
+    slots = 0
+    """No room."""
+
+    def lookup(self, keys: Keys) -> npt.NDArray[np.uint8]:
+        """None is there."""
+        return np.zeros(len(keys), dtype=np.uint8)
+
+    def claim(self, keys: Keys) -> Claims:
+        """All ``NO_SPACE``."""
+        return _without_slots(len(keys), Outcome.NO_SPACE)
+
+    def pin(self, keys: Keys) -> Claims:
+        """All ``ABSENT``."""
+        return _without_slots(len(keys), Outcome.ABSENT)
+
+    def wait(self, slots: Slots, versions: Versions, *, timeout_s: float) -> npt.NDArray[np.uint8]:  # noqa: ARG002
+        """Nobody fills anything."""
+        return np.zeros(len(slots), dtype=np.uint8)
+
+    def publish(self, slots: Slots, versions: Versions | None = None) -> Mask:  # noqa: ARG002
+        """Nothing can be owned."""
+        return np.zeros(len(slots), dtype=np.bool_)
+
+    def abort(self, slots: Slots, versions: Versions | None = None) -> Mask:  # noqa: ARG002
+        """Nothing can be owned."""
+        return np.zeros(len(slots), dtype=np.bool_)
+
+    def release(self, slots: Slots) -> None:
+        """Nothing can be referenced."""
+
+    def touch(self, keys: Keys, *, interval_s: int = 60) -> npt.NDArray[np.uint8]:  # noqa: ARG002
+        """All ``ABSENT``."""
+        return np.full(len(keys), Touch.ABSENT, dtype=np.uint8)
+
+    def drop(self, keys: Keys) -> Mask:
+        """None was there."""
+        return np.zeros(len(keys), dtype=np.bool_)
+
+    def addresses(self, slots: Slots) -> Int64s:
+        """Of none."""
+        return np.zeros(len(slots), dtype=np.int64)
+
+    def statistics(self) -> None:
+        """There is no ring to count in."""
+
+    def check_integrity(self) -> None:
+        """Nothing can be wrong."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class NoFiles:
+    """`ucm_core.store.files.FileTier` under a capacity bound of nothing: every write is refused."""
+
+    keeps = False
+    """Nothing is ever on a medium."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+        """The shape of every object."""
+
+    def exist(self, keys: Keys) -> Mask:
+        """None does."""
+        return np.zeros(len(keys), dtype=np.bool_)
+
+    def read(self, keys: Keys, payload_addresses: Int64s) -> Codes:  # noqa: ARG002
+        """All ``MISS``."""
+        return np.full(len(keys), ResultCode.MISS, dtype=np.uint8)
+
+    def write(self, keys: Keys, payload_addresses: Int64s, *, sync: bool = False) -> Codes:  # noqa: ARG002
+        """All ``NO_SPACE``."""
+        return np.full(len(keys), ResultCode.NO_SPACE, dtype=np.uint8)
+
+    def touch(self, keys: Keys) -> None:
+        """Nothing to touch."""
+
+    def drop(self, keys: Keys) -> Mask:
+        """None was there."""
+        return np.zeros(len(keys), dtype=np.bool_)
+
+    def names(self) -> Iterator[Keys]:
+        """None."""
+        return iter(())
+
+
+def _without_slots(count: int, outcome: Outcome) -> Claims:
+    return Claims(
+        slots=np.full(count, -1, dtype=np.int32),
+        outcome=np.full(count, outcome, dtype=np.uint8),
+        version=np.zeros(count, dtype=np.uint32),
+    )
