@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.frame import Figure, processor_s, side_by_side, within
+from benchmarks.frame import PROCESSOR, Figure, side_by_side, within
 from benchmarks.peers import PEERS
 from ucm_core import (
     Attempt,
@@ -81,14 +81,14 @@ def in_the_ring(row_count: int) -> Iterator[Figure]:
             lambda: cache.coordinator.verdict(chain, request_tokens=asked),
             limit_s=0.5e-3,
             rounds=99,
-            clock=processor_s,
+            measure=PROCESSOR,
         )
         yield within(
             "the same, with all marked as used",
             lambda: cache.resolve(chain, request_tokens=asked),
             limit_s=1e-3,
             rounds=99,
-            clock=processor_s,
+            measure=PROCESSOR,
         )
         yield leased(cache, chain)
         yield from beside_neighbours(what, cache, chain)
@@ -103,7 +103,7 @@ def leased(cache: Cache, chain: PrefixChain) -> Figure:
         assert lease is not None
         lease.release()
 
-    return within("the same, leased and released too", ask, limit_s=2e-3, rounds=99, clock=processor_s)
+    return within("the same, leased and released too", ask, limit_s=2e-3, rounds=99, measure=PROCESSOR)
 
 
 def beside_neighbours(what: str, cache: Cache, chain: PrefixChain) -> Iterator[Figure]:

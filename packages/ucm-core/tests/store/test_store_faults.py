@@ -26,6 +26,7 @@ QUICK = StoreLimits(save_wait_s=0.05, load_wait_s=0.2)
 FIVE = (0, 1, 2, 3, 4)
 
 LOAD_STAGES = (
+    "Ring.lookup",
     "Ring.pin",
     "Ring.claim",
     "Ring.addresses",
@@ -108,7 +109,7 @@ def test_a_fault_at_any_stage_of_a_load_loses_nothing(store: BlockStore, faults:
     faults.broken[stage] = 1
     out, codes = load(store, *FIVE)
     failed = check_delivery(out, codes)
-    assert failed == {1, 3} if stage in {"Ring.release", "Ring.wait"} else failed >= {1, 3}
+    assert failed == {1, 3} if stage in {"Ring.lookup", "Ring.release", "Ring.wait"} else failed >= {1, 3}
     faults.broken.clear()
     assert check_delivery(*load(store, *FIVE)) == {1, 3}
 
@@ -117,7 +118,12 @@ def test_a_fault_while_hits_are_copied_at_once_fails_what_is_not_copied(
     store: BlockStore, faults: Faults
 ) -> None:
     assert load(store, 0, 2, 4)[1] == [ResultCode.OK] * 3
-    for stage, failed in {"Ring.pin": {0, 1, 2}, "Ring.addresses": {0, 1, 2}, "Ring.release": set()}.items():
+    for stage, failed in {
+        "Ring.lookup": set(),
+        "Ring.pin": {0, 1, 2},
+        "Ring.addresses": {0, 1, 2},
+        "Ring.release": set(),
+    }.items():
         faults.broken[stage] = 1
         codes = load(store, 0, 2, 4)[1]
         assert {place for place, code in enumerate(codes) if code != ResultCode.OK} == failed

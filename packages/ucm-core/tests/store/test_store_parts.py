@@ -70,8 +70,8 @@ def test_a_batch_settles_every_position_of_a_key() -> None:
     assert ticket.object_results.tolist() == [ResultCode.OK, ResultCode.MISS, ResultCode.OK]
 
 
-@given(st.integers(1, 8), st.integers(1, 64), st.integers(0, 200))
-def test_chunks_are_a_partition_that_fits_the_ring(threads: int, slots: int, count: int) -> None:
+@given(st.integers(1, 8), st.integers(1, 64), st.integers(0, 200), st.integers(1, 4))
+def test_chunks_are_a_partition_that_fits_the_ring(threads: int, slots: int, count: int, times: int) -> None:
     class Tiny:
         """Stands for tiers of that many slots and threads."""
 
@@ -81,9 +81,9 @@ def test_chunks_are_a_partition_that_fits_the_ring(threads: int, slots: int, cou
 
     from ucm_core.store.tiers import Tiers
 
-    chunks = list(Tiers.chunks(Tiny, count))  # type: ignore[arg-type]
+    chunks = list(Tiers.chunks(Tiny, count, times=times))  # type: ignore[arg-type]
     assert [i for chunk in chunks for i in chunk.tolist()] == list(range(count))
-    assert all(0 < len(chunk) <= max(1, slots // threads) for chunk in chunks)
+    assert all(0 < len(chunk) <= times * max(1, slots // threads) for chunk in chunks)
 
 
 def test_private_memory_is_aligned_and_writable() -> None:

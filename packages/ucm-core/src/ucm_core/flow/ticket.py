@@ -190,7 +190,10 @@ class Ticket:
         index, values = _pairs(objects, codes)
         with self._changed:
             window = self._results[index, shards]
-            self._results[index, shards] = np.where(window == _PENDING, values[:, None], window)
+            pending = window == _PENDING
+            all_pending = np.count_nonzero(pending) == pending.size
+            whole = values[:, None]
+            self._results[index, shards] = whole if all_pending else np.where(pending, whole, window)
             self._follow(index)
             done = self._is_done()
             if done or self._shard_waiters:  # who waits for all is not woken for a part
@@ -222,19 +225,18 @@ class Ticket:
 
     def _is_done(self, shard: int | None = None) -> bool:
         window = self._results if shard is None else self._results[:, shard]
-        return not (window == _PENDING).any()
+        return not np.count_nonzero(window == _PENDING)
 
     def _follow(self, index: npt.NDArray[np.int64]) -> None:
         """Carry settled results to the durable side: failures always, successes when no medium is asked."""
         codes = _worst(self._results[index])
-        good = codes == _OK
-        ready = index[good]
-        self._levels[ready] = np.maximum(self._levels[ready], _IN_RING)
-        if self._asks_medium and good.all():
+        good = index if not np.count_nonzero(codes) else index[codes == _OK]
+        self._levels[good] = np.maximum(self._levels[good], _IN_RING)
+        if self._asks_medium and good is index:
             return
         final = (codes != _PENDING) & (self._durable[index] == _PENDING)
         if self._asks_medium:
-            final &= ~good
+            final &= codes != _OK
         self._durable[index[final]] = codes[final]
 
     def _take_callbacks(self) -> list[Callable[[Ticket], None]]:
@@ -301,12 +303,13 @@ class TicketGroup:
 
 def _pairs(objects: Indices, codes: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], Codes]:
     index = np.atleast_1d(np.asarray(objects, dtype=np.int64))
-    return index, np.broadcast_to(np.asarray(codes, dtype=np.uint8), index.shape)
+    values = np.asarray(codes, dtype=np.uint8)
+    return index, values if values.shape == index.shape else np.broadcast_to(values, index.shape)
 
 
 def _worst(results: Codes) -> Codes:
     """Reduce shards to one code: pending wins (not known yet), then the first code that is not ``OK``."""
-    if not results.any():  # most often; and so where there are no shards
+    if not np.count_nonzero(results):  # most often; and so where there are no shards
         return np.zeros(results.shape[0], dtype=np.uint8)
     pending = (results == _PENDING).any(axis=1)
     first = np.take_along_axis(results, (results != _OK).argmax(axis=1)[:, None], axis=1)[:, 0]

@@ -22,7 +22,7 @@ from ucm_core.store.payloads import PrivateMemory
 from ucm_core.store.ring import Claims, Outcome
 from ucm_core.store.tiers import Int64s, KeyBatch, Tiers, copy_each, count_failures
 
-_READY = np.uint8(Outcome.READY)
+_OK, _READY = np.uint8(ResultCode.OK), np.uint8(Outcome.READY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def deliver_resident(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> bool:
     claims = tiers.ring.pin(order.batch.keys[ids])
     held = claims.slots[claims.slots >= 0]
     try:
-        whole = not (claims.outcome != _READY).any()
+        whole = not np.count_nonzero(claims.outcome != _READY)
         if whole:
             _deliver(tiers, order, ids, tiers.ring.addresses(held), "ring")
         return whole
@@ -166,7 +166,7 @@ def _deliver(tiers: Tiers, order: LoadOrder, ids: Int64s, addresses: Int64s, tie
         codes = copy_each(order.target.scatter, positions, address=addresses[which], who="a target")
     order.ticket.settle(positions, codes)
     count_failures(order.operation, codes)
-    metrics.OBJECTS_LOADED.labels(row=tiers.row, tier=tier).inc(int((codes == ResultCode.OK).sum()))
+    metrics.OBJECTS_LOADED.labels(row=tiers.row, tier=tier).inc(int(np.count_nonzero(codes == _OK)))
 
 
 def _settle(order: LoadOrder, ids: Int64s, codes: npt.ArrayLike) -> None:

@@ -71,9 +71,9 @@ class Tiers:
         by_slots = self.ring.slots // self.pool.threads
         return min(by_bytes, by_slots or by_bytes)
 
-    def chunks(self, count: int) -> Iterator[Int64s]:
-        """``range(count)``, `rotated`, in pieces of `chunk_objects`, smaller when that keeps threads busy."""
-        size = min(self.chunk_objects, max(1, -(-count // self.pool.threads)))
+    def chunks(self, count: int, *, times: int = 1) -> Iterator[Int64s]:
+        """``range(count)``, `rotated`, in pieces of ``times`` `chunk_objects`, less to keep threads busy."""
+        size = min(times * self.chunk_objects, max(1, -(-count // self.pool.threads)))
         order = rotated(count, self.rank, ranks=self.ranks)
         for begin in range(0, count, size):
             yield order[begin : begin + size]
@@ -171,7 +171,7 @@ def copy_each(copy: Callable[[Int64s, Int64s], None], index: Int64s, *, address:
 
 def count_failures(operation: str, codes: Codes) -> None:
     """Count every code that is not ``OK`` under ``ucm_objects_failed_total``."""
-    if not codes.any():
+    if not np.count_nonzero(codes):
         return
     values, counts = np.unique(codes[codes != ResultCode.OK], return_counts=True)
     for value, count in zip(values, counts, strict=True):
