@@ -188,8 +188,30 @@ inline Array<uint8_t> abort(ucm::Ring &ring, Vector<int32_t> slots, Versions ver
   return done.give();
 }
 
-inline Array<uint8_t> wait(ucm::Ring &ring, Vector<int32_t> slots, Vector<uint32_t> versions, double timeout_s) {
+inline void check_shards(const ucm::Ring &ring, int64_t begin, int64_t end) {
+  if (begin < 0 || begin >= end || end > ring.shards())
+    throw std::out_of_range("shards [" + std::to_string(begin) + ", " + std::to_string(end) + ") are not in [0, " +
+                            std::to_string(ring.shards()) + ")");
+}
+
+inline Array<uint8_t> publish_shards(ucm::Ring &ring, Vector<int32_t> slots, Vector<uint32_t> versions,
+                                     int64_t begin, int64_t end) {
   const uint32_t *expected = check(slots, versions);
+  check_shards(ring, begin, end);
+  Output<uint8_t> done(slots.shape(0));
+  {
+    Working working(ring);
+    for (size_t i = 0; i < slots.shape(0); ++i)
+      done[i] = ring.publish_shards(slots.data()[i], expected[i], static_cast<uint32_t>(begin),
+                                    static_cast<uint32_t>(end));
+  }
+  return done.give();
+}
+
+inline Array<uint8_t> wait(ucm::Ring &ring, Vector<int32_t> slots, Vector<uint32_t> versions, double timeout_s,
+                           std::optional<int64_t> shard) {
+  const uint32_t *expected = check(slots, versions);
+  if (shard.has_value()) check_shards(ring, *shard, *shard + 1);
   constexpr double longest_s = 1e9;  // three decades; keeps the sum below inside the clock's range
   const auto patience = std::chrono::duration<double>(std::min(std::max(timeout_s, 0.0), longest_s));
   const auto deadline = ucm::Ring::Clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(patience);
@@ -197,7 +219,10 @@ inline Array<uint8_t> wait(ucm::Ring &ring, Vector<int32_t> slots, Vector<uint32
   {
     Working working(ring);
     for (size_t i = 0; i < slots.shape(0); ++i)
-      outcomes[i] = static_cast<uint8_t>(ring.wait(slots.data()[i], expected[i], deadline));
+      outcomes[i] = static_cast<uint8_t>(
+          shard.has_value()
+              ? ring.wait_for_shard(slots.data()[i], expected[i], static_cast<uint32_t>(*shard), deadline)
+              : ring.wait(slots.data()[i], expected[i], deadline));
   }
   return outcomes.give();
 }
@@ -225,6 +250,7 @@ inline nb::dict statistics(ucm::Ring &ring) {
       {"pinned", now.pinned},         {"own_references", now.own_references},
       {"participants", now.participants}, {"evictions", now.evictions},
       {"reaped", now.reaped},         {"repairs", now.repairs},
+      {"refusals", now.refusals},
       {"policy", static_cast<uint64_t>(now.policy)}};
   for (const auto &[name, value] : fields) result[name] = value;
   return result;
@@ -240,20 +266,33 @@ inline void leave(ucm::Ring &ring) {
   ring.leave();
 }
 
-inline void check_size(uint64_t slots, uint64_t payload_bytes) {
+inline int take_all(ucm::Ring &ring) {
+  Working working(ring);
+  return ring.take_all();
+}
+
+inline bool ask_for_huge_pages(ucm::Ring &ring) {
+  Working working(ring);
+  return ring.ask_for_huge_pages();
+}
+
+inline void check_size(uint64_t slots, uint64_t payload_bytes, uint64_t shards) {
   require(slots > 0 && slots <= INT32_MAX, "slots " + std::to_string(slots) + " is not in [1, 2^31)");
   require(payload_bytes > 0 && payload_bytes % ucm::kRingPage == 0 && payload_bytes <= uint64_t{1} << 31,
           "payload_bytes " + std::to_string(payload_bytes) + " is not a positive multiple of 4096 up to 2^31");
+  require(shards > 0 && shards <= ucm::kMostShards,
+          "shards " + std::to_string(shards) + " is not in [1, " + std::to_string(ucm::kMostShards) + "]");
 }
 
-inline uint64_t ring_bytes(uint64_t slots, uint64_t payload_bytes) {
-  check_size(slots, payload_bytes);
-  return ucm::RingLayout(static_cast<uint32_t>(slots), payload_bytes).total;
+inline uint64_t ring_bytes(uint64_t slots, uint64_t payload_bytes, uint64_t shards) {
+  check_size(slots, payload_bytes, shards);
+  return ucm::RingLayout(static_cast<uint32_t>(slots), payload_bytes, static_cast<uint32_t>(shards)).total;
 }
 
 inline void construct(ucm::Ring *place, int fd, uint64_t slots, uint64_t payload_bytes,
-                      const std::optional<nb::bytes> &geometry_digest, uint32_t policy, uint32_t ttl_s) {
-  check_size(slots, payload_bytes);
+                      const std::optional<nb::bytes> &geometry_digest, uint32_t policy, uint32_t ttl_s,
+                      uint64_t shards) {
+  check_size(slots, payload_bytes, shards);
   const uint8_t *digest = nullptr;
   if (geometry_digest.has_value()) {
     require(geometry_digest->size() == 32, "geometry_digest has " + std::to_string(geometry_digest->size()) +
@@ -263,17 +302,18 @@ inline void construct(ucm::Ring *place, int fd, uint64_t slots, uint64_t payload
   require(policy <= static_cast<uint32_t>(ucm::Policy::kSieve), "policy " + std::to_string(policy) + " is not in [0, 4)");
   const ucm::RingRules rules{static_cast<ucm::Policy>(policy), ttl_s};
   nb::gil_scoped_release released;
-  new (place) ucm::Ring(fd, static_cast<uint32_t>(slots), payload_bytes, digest, rules);
+  new (place)
+      ucm::Ring(fd, static_cast<uint32_t>(slots), payload_bytes, digest, rules, static_cast<uint32_t>(shards));
 }
 
-using HeaderFields = std::tuple<uint32_t, uint32_t, uint64_t, nb::bytes, uint32_t, uint32_t>;
+using HeaderFields = std::tuple<uint32_t, uint32_t, uint64_t, nb::bytes, uint32_t, uint32_t, uint32_t>;
 
 inline std::optional<HeaderFields> ring_header(int fd) {
   ucm::Header header;
   const ssize_t size = pread(fd, static_cast<void *>(&header), sizeof header, 0);
   if (size < static_cast<ssize_t>(sizeof header) || std::memcmp(header.magic, ucm::kRingMagic, 8) != 0) return {};
   return HeaderFields{header.version, header.slots, header.payload_bytes, nb::bytes(header.geometry_digest, 32),
-                      static_cast<uint32_t>(header.rules.policy), header.rules.ttl_s};
+                      static_cast<uint32_t>(header.rules.policy), header.rules.ttl_s, header.shards};
 }
 
 // The legal moves of kMoves: {(from, to): mover}, all by name.
@@ -309,25 +349,30 @@ inline void bind_ring(nanobind::module_ &m) {
   m.attr("RING_PARTICIPANTS") = ucm::kParticipants;
   m.attr("RING_LIFECYCLE_BYTE") = ucm::kLifecycleByte;
   m.attr("RING_MOVES") = moves();
-  m.def("ring_bytes", &ring_bytes, "slots"_a, "payload_bytes"_a);
+  m.def("ring_bytes", &ring_bytes, "slots"_a, "payload_bytes"_a, "shards"_a = 1);
   m.def("ring_header", &ring_header, "fd"_a);
   nb::class_<ucm::Ring>(m, "Ring", nb::is_weak_referenceable())
       .def("__init__", &construct, "fd"_a, "slots"_a, "payload_bytes"_a, "geometry_digest"_a.none(), "policy"_a = 0,
-           "ttl_s"_a = 0)
+           "ttl_s"_a = 0, "shards"_a = 1)
       .def_prop_ro("fd", &ucm::Ring::fd)
       .def_prop_ro("slots", &ucm::Ring::slots)
       .def_prop_ro("payload_bytes", &ucm::Ring::payload_bytes)
+      .def_prop_ro("shards", &ucm::Ring::shards)
       .def_prop_ro("participant", &ucm::Ring::participant)
       .def("lookup", &lookup, "keys"_a.noconvert())
       .def("claim", &claim, "keys"_a.noconvert())
       .def("pin", &pin, "keys"_a.noconvert())
-      .def("wait", &ring_binding::wait, "slots"_a.noconvert(), "versions"_a.noconvert(), "timeout_s"_a)
+      .def("wait", &ring_binding::wait, "slots"_a.noconvert(), "versions"_a.noconvert(), "timeout_s"_a,
+           "shard"_a = nb::none())
       .def("publish", &publish, "slots"_a.noconvert(), "versions"_a.noconvert().none() = nb::none())
+      .def("publish_shards", &publish_shards, "slots"_a.noconvert(), "versions"_a.noconvert(), "begin"_a, "end"_a)
       .def("abort", &ring_binding::abort, "slots"_a.noconvert(), "versions"_a.noconvert().none() = nb::none())
       .def("release", &release, "slots"_a.noconvert())
       .def("touch", &touch, "keys"_a.noconvert(), "now_s"_a, "interval_s"_a)
       .def("drop", &drop, "keys"_a.noconvert())
       .def("addresses", &addresses, "slots"_a.noconvert())
+      .def("take_all", &take_all)
+      .def("ask_for_huge_pages", &ask_for_huge_pages)
       .def("statistics", &statistics)
       .def("check_integrity", &check_integrity)
       .def("leave", &leave)

@@ -40,11 +40,13 @@ struct RingStuck : std::runtime_error {
 class Ring : public RingStructure {
 public:
   // Maps the region behind `fd` and joins it. The caller holds the lifecycle lock and has made the file
-  // RingLayout(slots, payload_bytes).total bytes long. `geometry_digest`: the file is all zeros and gets its
-  // header here, with `rules`; null: slots and payload_bytes are those of the header, whose rules hold. Throws
-  // std::system_error, or std::runtime_error when all participants are taken by the living.
-  Ring(int fd, uint32_t slots, uint64_t payload_bytes, const uint8_t *geometry_digest, RingRules rules = {})
-      : RingStructure(fd, slots, payload_bytes), pid_(getpid()) {
+  // RingLayout(slots, payload_bytes, shards).total bytes long, with memory for all but the payloads.
+  // `geometry_digest`: the file is all zeros and gets its header here, with `rules`; null: slots, payload_bytes
+  // and shards are those of the header, whose rules hold. Throws std::system_error, or std::runtime_error when
+  // all participants are taken by the living.
+  Ring(int fd, uint32_t slots, uint64_t payload_bytes, const uint8_t *geometry_digest, RingRules rules = {},
+       uint32_t shards = 1)
+      : RingStructure(fd, slots, payload_bytes, shards), pid_(getpid()) {
     if (geometry_digest != nullptr) initialise(geometry_digest, rules);
     join();
   }
@@ -81,7 +83,9 @@ public:
       if (getpid() != ring.pid_)
         throw RingClosed("the ring was opened by process " + std::to_string(ring.pid_) +
                          ": open it again after a fork");
-      if (!ring.closing_.load()) shared_.lock();
+      // Never waits, for the caller may hold the GIL: alone is only who leaves, and he says so before.
+      while (!ring.closing_.load() && !shared_.try_lock()) {
+      }
       if (ring.closing_.load()) throw RingClosed("the ring is closed");
     }
 
@@ -112,17 +116,30 @@ public:
     std::atomic<uint64_t> &word = slot_[checked(slot)].word;
     for (;;) {
       Word seen{word.load(std::memory_order_acquire)};
-      if (seen.version() != version) return Outcome::kFailed;
-      // A pinned slot shows Closing for a moment when an evictor looks twice; it is READY.
-      if (seen.state() == SlotState::kReady || seen.state() == SlotState::kClosing) return Outcome::kReady;
-      if (seen.state() != SlotState::kLoading) return Outcome::kFailed;
-      const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now()).count();
-      if (left <= 0) return Outcome::kTimeout;
-      if (closing_.load(std::memory_order_relaxed)) throw RingClosed("the ring was closed during a wait");
+      const Outcome now = outcome(seen, version);
+      if (now != Outcome::kLoading) return now;
+      const int64_t slice_ns = slice_until(deadline);
+      if (slice_ns <= 0) return Outcome::kTimeout;
       const Word waiting{seen.bits | Word::kWaiting};
       if (!seen.waiting() && !word.compare_exchange_strong(seen.bits, waiting.bits)) continue;
       UCM_STEP("ring.wait.marked");
-      if (futex_wait(word, waiting.low(), std::min<int64_t>(left, kSliceNs))) reap_owner(slot);
+      if (futex_wait(word, waiting.low(), slice_ns)) reap_owner(slot);
+    }
+  }
+
+  // As wait, for one shard: Ready as soon as that is full, and then whatever becomes of the others.
+  Outcome wait_for_shard(int32_t slot, uint32_t version, uint32_t shard, Clock::time_point deadline) {
+    const uint32_t place = checked(slot);
+    for (;;) {
+      const uint32_t seen = shards_.progress(place);  // before the looks: what comes after them ends the sleep
+      const Word word = load(place);
+      if (word.version() == version && shards_.has(place, version, shard)) return Outcome::kReady;
+      const Outcome now = outcome(word, version);
+      if (now != Outcome::kLoading) return now;
+      const int64_t slice_ns = slice_until(deadline);
+      if (slice_ns <= 0) return Outcome::kTimeout;
+      UCM_STEP("ring.wait.looked");
+      if (shards_.sleep(place, seen, slice_ns)) reap_owner(slot);
     }
   }
 
@@ -131,30 +148,8 @@ public:
   // from the start, so none evicts another. Keys in order of a prefix get slots such that the hand meets the
   // tail first. A key named twice is Owner, then Loading at the same slot.
   void claim(const Key *keys, size_t count, Claim *claims) {
-    std::vector<size_t> absent;
-    std::vector<uint32_t> taken;
-    absent.reserve(count);
-    taken.reserve(count);
-    for (size_t i = 0; i < count; ++i) {
-      claims[i] = pin(keys[i]);
-      if (claims[i].slot < 0) absent.push_back(i);
-    }
-    if (absent.empty()) return;
-    const Exclusive exclusive(*this);
-    if (!exclusive.held()) {
-      for (const size_t i : absent) claims[i].outcome = Outcome::kNoSpace;
-      return;
-    }
-    const auto came_meanwhile = [&](size_t i) { return (claims[i] = pin_or_forget(keys[i])).slot >= 0; };
-    absent.erase(std::remove_if(absent.begin(), absent.end(), came_meanwhile), absent.end());
-    UCM_STEP("ring.claim.begun");
-    allocate(absent.size(), taken);
-    UCM_STEP("ring.claim.taken");
-    for (size_t j = 0; j < absent.size(); ++j) {
-      const size_t i = absent[j];
-      claims[i].outcome = Outcome::kNoSpace;
-      if (j < taken.size()) claims[i] = insert(keys[i], taken[taken.size() - 1 - j]);
-    }
+    admit(keys, count, claims);
+    take_memory_of(claims, count);
   }
 
   // Empties the READY slots of those keys that nobody holds a reference to; `dropped` = 1 for them.
@@ -211,6 +206,66 @@ private:
     std::unique_lock<std::mutex> threads_;
     bool held_ = false;
   };
+
+  // What became of a stay as far as its word says: Loading while it is being filled, Failed when it is over.
+  static Outcome outcome(Word now, uint32_t version) {
+    if (now.version() != version) return Outcome::kFailed;
+    if (now.state() == SlotState::kLoading) return Outcome::kLoading;
+    // A pinned slot shows Closing for a moment when an evictor looks twice; it is READY.
+    const bool ready = now.state() == SlotState::kReady || now.state() == SlotState::kClosing;
+    return ready ? Outcome::kReady : Outcome::kFailed;
+  }
+
+  // How long to sleep before the next look at who is alive; not positive when the time is over.
+  int64_t slice_until(Clock::time_point deadline) const {
+    const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now()).count();
+    if (left > 0 && closing_.load(std::memory_order_relaxed)) throw RingClosed("the ring was closed during a wait");
+    return std::min<int64_t>(left, kSliceNs);
+  }
+
+  // The claim proper; slots of ours may have no memory yet.
+  void admit(const Key *keys, size_t count, Claim *claims) {
+    std::vector<size_t> absent;
+    std::vector<uint32_t> taken;
+    absent.reserve(count);
+    taken.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      claims[i] = pin(keys[i]);
+      if (claims[i].slot < 0) absent.push_back(i);
+    }
+    if (absent.empty()) return;
+    const Exclusive exclusive(*this);
+    if (!exclusive.held()) {
+      for (const size_t i : absent) claims[i].outcome = Outcome::kNoSpace;
+      return;
+    }
+    const auto came_meanwhile = [&](size_t i) { return (claims[i] = pin_or_forget(keys[i])).slot >= 0; };
+    absent.erase(std::remove_if(absent.begin(), absent.end(), came_meanwhile), absent.end());
+    UCM_STEP("ring.claim.begun");
+    allocate(absent.size(), taken);
+    UCM_STEP("ring.claim.taken");
+    for (size_t j = 0; j < absent.size(); ++j) {
+      const size_t i = absent[j];
+      claims[i].outcome = Outcome::kNoSpace;
+      if (j < taken.size()) claims[i] = insert(keys[i], taken[taken.size() - 1 - j]);
+    }
+  }
+
+  // The slots that a claim owns get memory where they have none: not under the lock, for the kernel clears it
+  // meanwhile. When there is none for one there is none for the rest.
+  void take_memory_of(Claim *claims, size_t count) {
+    std::vector<size_t> without;
+    for (size_t i = 0; i < count; ++i) {
+      if (claims[i].outcome != Outcome::kOwner || has_memory(static_cast<uint32_t>(claims[i].slot))) continue;
+      if (!without.empty() || take_memory(static_cast<uint32_t>(claims[i].slot)) != 0) without.push_back(i);
+    }
+    if (without.empty()) return;
+    const Exclusive exclusive(*this);
+    for (const size_t i : without) {
+      refuse(static_cast<uint32_t>(claims[i].slot), exclusive.held());
+      claims[i] = {-1, Outcome::kNoSpace, 0};
+    }
+  }
 
   void join() {
     const Exclusive exclusive(*this);

@@ -6,8 +6,14 @@
 //   [free_stack, index)    uint32 slots[slots]: numbers of the EMPTY slots, a stack
 //   [index, slot)          uint64 words[index_words]: open addressing, word = tag << 32 | (slot + 1), 0 = unused
 //   [slot, pins)           Slot[slots]: state word, owner, key
-//   [pins, payload)        uint32 pins[slots][64]: references, one counter per slot and participant
+//   [pins, progress)       uint32 pins[slots][64]: references, one counter per slot and participant
+//   [progress, backed)     uint32 progress[slots]: where those sleep who wait for a shard (ring_shards.hpp)
+//   [backed, bits)         uint32 backed[slots]: 1 = the slot's payload has memory of its own
+//   [bits, payload)        uint64 bits[slots][words]: which shards are full (ring_shards.hpp)
 //   [payload, end)         slots x payload_bytes, 4096-aligned: address = base + payload + slot x payload_bytes
+//
+// The maker of the region takes the memory of all but the payload. A payload's is taken by the slot's first owner,
+// before it may be written: nobody ever touches memory that is not there.
 //
 // Liveness is a lock, never a pid: participant k holds byte k of the file as an OFD lock for as long as it
 // lives, byte 64 is the exclusive lock (structure), byte 65 the lifecycle lock (create, join, leave; taken by
@@ -16,6 +22,7 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -173,22 +180,33 @@ struct Header {
   uint64_t evictions;
   uint64_t reaped;   // participants found dead
   uint64_t repairs;  // rebuilds after a death inside the exclusive section
+  uint64_t refusals;        // claims for whose slot there was no memory
+  uint32_t short_until_s;   // second of the shared clock until which slots that have memory come first
+  uint32_t shards;          // of every payload
   uint64_t pids[kParticipants];  // for people only: prove nothing across containers
 };
 static_assert(sizeof(Header) <= kRingPage);
 
-// Offsets of the parts of a region, in bytes; a pure function of slots and payload_bytes.
-struct RingLayout {
-  uint64_t index_words, free_stack, index, slot, pins, payload, total;
+inline constexpr uint32_t kMostShards = 896;  // as many as the header page of a file can hold checksums for
 
-  RingLayout(uint32_t slots, uint64_t payload_bytes) {
+// Words of a slot that say which of its shards are full: 32 shards in each, see ring_shards.hpp.
+constexpr uint32_t shard_words(uint32_t shards) { return (shards + 31) / 32; }
+
+// Offsets of the parts of a region, in bytes; a pure function of slots, payload_bytes and shards.
+struct RingLayout {
+  uint64_t index_words, free_stack, index, slot, pins, progress, backed, bits, payload, total;
+
+  RingLayout(uint32_t slots, uint64_t payload_bytes, uint32_t shards = 1) {
     index_words = 16;  // a power of two, at most half full: short probes, and a probe always ends
     while (index_words < 2 * static_cast<uint64_t>(slots)) index_words *= 2;
     free_stack = kRingPage;
     index = round_up(free_stack + slots * sizeof(uint32_t));
     slot = round_up(index + index_words * sizeof(uint64_t));
     pins = round_up(slot + slots * sizeof(Slot));
-    payload = round_up(pins + static_cast<uint64_t>(slots) * kParticipants * sizeof(uint32_t));
+    progress = round_up(pins + static_cast<uint64_t>(slots) * kParticipants * sizeof(uint32_t));
+    backed = round_up(progress + slots * sizeof(uint32_t));
+    bits = round_up(backed + slots * sizeof(uint32_t));
+    payload = round_up(bits + static_cast<uint64_t>(slots) * shard_words(shards) * sizeof(uint64_t));
     total = payload + slots * payload_bytes;
   }
   static uint64_t round_up(uint64_t bytes) { return (bytes + kRingPage - 1) / kRingPage * kRingPage; }
@@ -221,6 +239,27 @@ public:
   void close_descriptor() {
     if (fd_ >= 0) close(fd_);
     fd_ = -1;
+  }
+  // Takes memory for [offset, offset + bytes), page-aligned; what is there stays as it is. 0, or the errno of why
+  // there is none.
+  int take(uint64_t offset, uint64_t bytes) const {
+    constexpr int attempts = 1000;  // a signal, or work of the kernel in this thread, makes it begin again
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    int error = EINTR;
+    for (int i = 0; i < attempts && error == EINTR; ++i)
+      error = posix_fallocate(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return error;
+  }
+  // Maps pages that are there, for writing. Without effect before Linux 5.14: they are mapped one by one then.
+  void map_pages(uint64_t offset, uint64_t bytes) const {
+    constexpr int populate_write = 23;  // MADV_POPULATE_WRITE, which older headers lack
+    madvise(base_ + offset, bytes, populate_write);
+  }
+  bool ask_for_huge_pages(uint64_t offset) const {
+    return madvise(base_ + offset, bytes_ - offset, MADV_HUGEPAGE) == 0;
   }
   // The addresses stay valid but show private memory from now on.
   void detach() {
@@ -287,19 +326,22 @@ inline bool byte_is_held(int fd, uint32_t byte) {
 }
 
 // The futex word of a state word: its low half. Shared between processes, hence no FUTEX_PRIVATE_FLAG.
-inline uint32_t *futex_word(std::atomic<uint64_t> &word) {
+template <class Value>
+inline uint32_t *futex_word(std::atomic<Value> &word) {
   static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the low half is the first four bytes");
   return reinterpret_cast<uint32_t*>(&word);
 }
 
 // Sleeps while the low half equals `seen`, at most `slice_ns`. True when the slice ran out.
-inline bool futex_wait(std::atomic<uint64_t> &word, uint32_t seen, int64_t slice_ns) {
+template <class Value>
+inline bool futex_wait(std::atomic<Value> &word, uint32_t seen, int64_t slice_ns) {
   struct timespec slice {slice_ns / 1000000000, slice_ns % 1000000000};
   long rc = syscall(SYS_futex, futex_word(word), FUTEX_WAIT, seen, &slice, nullptr, 0);
   return rc != 0 && errno == ETIMEDOUT;
 }
 
-inline void futex_wake_all(std::atomic<uint64_t> &word) {
+template <class Value>
+inline void futex_wake_all(std::atomic<Value> &word) {
   syscall(SYS_futex, futex_word(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 

@@ -4,6 +4,7 @@
 
 #include "ring_index.hpp"
 #include "ring_memory.hpp"
+#include "ring_shards.hpp"
 
 namespace ucm {
 
@@ -28,6 +29,7 @@ public:
   int fd() const { return region_.fd(); }
   uint32_t slots() const { return slots_; }
   uint64_t payload_bytes() const { return payload_bytes_; }
+  uint32_t shards() const { return shards_.shards(); }
   uint32_t participant() const { return self_; }
 
   // Address of a slot's payload in this process: to read while pinned, to write while its owner.
@@ -101,20 +103,52 @@ public:
     return settle(checked(slot), version, SlotState::kReady);
   }
 
+  // Shards [begin, end) of a LOADING slot are full, by its owner: wakes all who wait for one of them. The last
+  // shard makes the slot READY. False as for publish.
+  bool publish_shards(int32_t slot, uint32_t version, uint32_t begin, uint32_t end) {
+    const uint32_t place = checked(slot);
+    const Word seen = load(place);
+    const bool ours = slot_[place].owner.load(std::memory_order_relaxed) == self_ && seen.version() == version;
+    if (!ours || seen.state() != SlotState::kLoading) return false;
+    if (!shards_.set(place, version, begin, end)) return false;
+    UCM_STEP("ring.shards.set");
+    if (shards_.full(place, version)) {
+      settle(place, &version, SlotState::kReady);
+    } else {
+      shards_.tell(place);
+    }
+    UCM_STEP("ring.shards.told");
+    return true;
+  }
+
+  // Takes the memory of all slots and maps it here. 0 or an errno.
+  int take_all() {
+    for (uint32_t slot = 0; slot < slots_; ++slot)
+      if (const int error = take_memory(slot)) return error;
+    region_.map_pages(layout_.payload, slots_ * payload_bytes_);
+    return 0;
+  }
+
+  // For all payloads of this process. False: the kernel knows none.
+  bool ask_for_huge_pages() { return region_.ask_for_huge_pages(layout_.payload); }
+
   // True when somebody waits for a LOADING slot to be filled.
   bool has_sleeper(int32_t slot) const { return load(checked(slot)).waiting(); }
 
 protected:
-  // Maps the region behind `fd`, which is RingLayout(slots, payload_bytes).total bytes long.
-  RingSlots(int fd, uint32_t slots, uint64_t payload_bytes)
-      : layout_(slots, payload_bytes),
+  // Maps the region behind `fd`, which is RingLayout(slots, payload_bytes, shards).total bytes long.
+  RingSlots(int fd, uint32_t slots, uint64_t payload_bytes, uint32_t shards)
+      : layout_(slots, payload_bytes, shards),
         slots_(slots),
         payload_bytes_(payload_bytes),
         region_(fd, layout_.total),
         header_(region_.at<Header>(0)),
         index_(region_.at<std::atomic<uint64_t>>(layout_.index), layout_.index_words),
         slot_(region_.at<Slot>(layout_.slot)),
-        pins_(region_.at<std::atomic<uint32_t>>(layout_.pins)) {}
+        pins_(region_.at<std::atomic<uint32_t>>(layout_.pins)),
+        backed_(region_.at<std::atomic<uint32_t>>(layout_.backed)),
+        shards_(region_.at<std::atomic<uint64_t>>(layout_.bits),
+                region_.at<std::atomic<uint32_t>>(layout_.progress), shards) {}
 
   struct Found {
     int32_t slot = -1;
@@ -152,6 +186,18 @@ protected:
       if (slot_[slot].word.compare_exchange_weak(seen.bits, seen.bits | Word::kAccessed)) return;
   }
 
+  bool has_memory(uint32_t slot) const { return backed_[slot].load(std::memory_order_relaxed) != 0; }
+
+  // Gives the payload of a slot memory of its own, once for the life of the region. Whoever dies in the middle
+  // leaves it to the next. 0 or an errno.
+  int take_memory(uint32_t slot) {
+    if (has_memory(slot)) return 0;
+    const int error = region_.take(layout_.payload + slot * payload_bytes_, payload_bytes_);
+    UCM_STEP("ring.memory.taken");
+    if (error == 0) backed_[slot].store(1, std::memory_order_relaxed);
+    return error;
+  }
+
   bool settle(uint32_t slot, const uint32_t *version, SlotState to) {
     Slot &target = slot_[slot];
     Word seen = load(slot);
@@ -161,6 +207,7 @@ protected:
       if (!target.word.compare_exchange_weak(seen.bits, seen.moved(to).bits)) continue;
       UCM_STEP(to == SlotState::kReady ? "ring.publish.moved" : "ring.abort.moved");
       if (seen.waiting()) futex_wake_all(target.word);
+      shards_.tell(slot);
       return true;
     }
     return false;
@@ -174,6 +221,8 @@ protected:
   RingIndex index_;
   Slot *const slot_;
   std::atomic<uint32_t> *const pins_;
+  std::atomic<uint32_t> *const backed_;
+  ShardMap shards_;
   uint32_t self_ = kParticipants;  // our number as a participant, once joined
 };
 

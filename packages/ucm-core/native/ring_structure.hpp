@@ -1,6 +1,8 @@
 // What the holder of a ring's exclusive lock may do: give slots to keys, find victims, expel the dead, repair.
 #pragma once
 
+#include <chrono>
+#include <cstring>
 #include <vector>
 
 #include "ring_slots.hpp"
@@ -10,15 +12,15 @@ namespace ucm {
 struct RingStatistics {
   uint64_t empty = 0, loading = 0, ready = 0, failed = 0, pinned = 0;  // slots
   uint64_t own_references = 0;  // held by this participant, summed over slots
-  uint64_t participants = 0, evictions = 0, reaped = 0, repairs = 0;
+  uint64_t participants = 0, evictions = 0, reaped = 0, repairs = 0, refusals = 0;
   Policy policy = Policy::kClock;
 };
 
 // The structure of a ring. Everything here needs the exclusive lock, so nobody joins or leaves meanwhile.
 class RingStructure : public RingSlots {
 protected:
-  RingStructure(int fd, uint32_t slots, uint64_t payload_bytes)
-      : RingSlots(fd, slots, payload_bytes), free_stack_(region_.at<uint32_t>(layout_.free_stack)) {}
+  RingStructure(int fd, uint32_t slots, uint64_t payload_bytes, uint32_t shards)
+      : RingSlots(fd, slots, payload_bytes, shards), free_stack_(region_.at<uint32_t>(layout_.free_stack)) {}
 
   RingStatistics count() const {
     RingStatistics result;
@@ -32,6 +34,7 @@ protected:
     result.evictions = header_->evictions;
     result.reaped = header_->reaped;
     result.repairs = header_->repairs;
+    result.refusals = header_->refusals;
     result.policy = header_->rules.policy;
     return result;
   }
@@ -94,6 +97,39 @@ protected:
     return emptied;
   }
 
+  // Below all other free slots: there those gather that have no memory yet.
+  void push_free_last(uint32_t slot) {
+    std::memmove(free_stack_ + 1, free_stack_, header_->free_count * sizeof *free_stack_);
+    free_stack_[0] = slot;
+    ++header_->free_count;
+  }
+
+  // A free slot, or -1. While memory is short one that has some, unless `any` will do.
+  int64_t pop_free(bool any) {
+    const uint32_t count = header_->free_count;
+    if (count == 0 || (!any && now_s() < header_->short_until_s && !has_memory(free_stack_[count - 1]))) return -1;
+    return free_stack_[--header_->free_count];
+  }
+
+  // No memory was found for a slot that we own: the slot fails and goes to the end of the free ones, and for a
+  // while blocks are evicted rather than memory asked for. Without the lock the next sweep frees it.
+  void refuse(uint32_t slot, bool locked) {
+    settle(slot, nullptr, SlotState::kFailed);
+    release(static_cast<int32_t>(slot));
+    if (!locked) return;
+    if (empty_if_idle(slot)) push_free_last(slot);
+    header_->short_until_s = now_s() + kShortS;
+    ++header_->refusals;
+  }
+
+  static constexpr uint32_t kShortS = 2;
+
+  // Second of the clock that all processes of a node share.
+  static uint32_t now_s() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count());
+  }
+
   // Pins a resident key. A FAILED stay of the key is taken out of the index, so that the key can be tried again
   // now.
   Claim pin_or_forget(const Key &key) {
@@ -121,12 +157,20 @@ protected:
     return -1;
   }
 
+  // An EMPTY slot: a free one or a victim, or -1.
+  int64_t take_slot() {
+    const int64_t slot = pop_free(false);
+    if (slot >= 0) return slot;
+    const int64_t victim = sweep();
+    return victim >= 0 ? victim : pop_free(true);
+  }
+
   // Appends up to `count` EMPTY slots to `taken`: free ones first, then victims. The dead are looked for when
   // there is no other victim. One more fruitless sweep ends the whole batch, so the time is bounded.
   void allocate(size_t count, std::vector<uint32_t> &taken) {
     bool reaped = false;
     while (taken.size() < count) {
-      const int64_t slot = header_->free_count > 0 ? free_stack_[--header_->free_count] : sweep();
+      const int64_t slot = take_slot();
       if (slot >= 0) {
         taken.push_back(static_cast<uint32_t>(slot));
       } else if (reaped || reap_dead() == 0) {
@@ -149,6 +193,7 @@ protected:
     target.write_key(key);
     target.owner.store(self_, std::memory_order_relaxed);
     target.used_s.store(0, std::memory_order_relaxed);
+    shards_.reset(slot, load(slot).version());
     UCM_STEP("ring.claim.keyed");
     pins(slot, self_).fetch_add(1, std::memory_order_seq_cst);
     UCM_STEP("ring.claim.counted");
@@ -165,6 +210,7 @@ protected:
     header_->rules = rules;
     header_->slots = slots_;
     header_->payload_bytes = payload_bytes_;
+    header_->shards = shards();
     std::memcpy(header_->geometry_digest, geometry_digest, sizeof header_->geometry_digest);
     UCM_STEP("ring.create.headed");
     rebuild();
@@ -179,6 +225,7 @@ protected:
         move(slot, SlotState::kFailed);
         UCM_STEP("ring.expel.failed");
         futex_wake_all(slot_[slot].word);
+        shards_.tell(slot);
         free_if_idle(slot);
       }
     }
@@ -217,16 +264,17 @@ protected:
     index_.clear();
     UCM_STEP("ring.rebuild.cleared");
     header_->free_count = 0;
-    for (uint32_t slot = slots_; slot-- > 0;) {  // the lowest number ends on top of the stack
-      const Word word = load(slot);
-      if (word.state() == SlotState::kEmpty) push_free(slot);
-      if (word.pinnable()) index_.insert(slot_[slot].read_key().tag(), slot);
-    }
+    for (const bool memory : {false, true})
+      for (uint32_t slot = slots_; slot-- > 0;)  // the lowest number with memory ends on top of the stack
+        if (load(slot).state() == SlotState::kEmpty && has_memory(slot) == memory) push_free(slot);
+    for (uint32_t slot = 0; slot < slots_; ++slot)
+      if (load(slot).pinnable()) index_.insert(slot_[slot].read_key().tag(), slot);
   }
 
   const char *check_slot(uint32_t slot) const {
     const Word word = load(slot);
     if (word.state() == SlotState::kClosing) return "is CLOSING outside an eviction";
+    if (word.state() == SlotState::kReady && !has_memory(slot)) return "is READY without memory";
     if (word.pinnable() && find(slot_[slot].read_key()).slot != static_cast<int32_t>(slot))
       return "holds a key that the index does not find there";
     const uint32_t owner = slot_[slot].owner.load(std::memory_order_relaxed);

@@ -356,7 +356,7 @@ def test_a_root_that_is_a_file_is_refused_untouched(tmp_path: Path) -> None:
 
 
 def test_a_ring_too_small_is_refused_before_any_file(root: Path) -> None:
-    with pytest.raises(ConfigError, match=r"ring_bytes = 4096 is too small: 8 objects of each row need \d+"):
+    with pytest.raises(ConfigError, match=r"ring_bytes = 4096 is too small: 4 objects of each row need \d+"):
         open_cache(root, ring_bytes=4096)
     assert not root.exists()
 

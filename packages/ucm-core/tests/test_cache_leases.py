@@ -14,7 +14,7 @@ from ucm_core import Attempt, BufferBlocks, Cache, CacheConfig, LayoutError, Pre
 from ucm_core.spec.table import SpecTable
 
 WAIT_S = 60.0
-RING_BYTES = {8: 70_000, 12: 108_000, 30: 262_144}
+RING_BYTES = {8: 75_000, 12: 108_000, 30: 270_000}
 """Sizes by the number of slots that the one row of `DENSE` has then."""
 R1, R2 = Attempt("r1"), Attempt("r2")
 

@@ -96,11 +96,14 @@ RING_MOVES: dict[tuple[str, str], str]
 The table that the C++ obeys; what is not in it is refused there. A slot begins EMPTY.
 """
 
-def ring_bytes(slots: int, payload_bytes: int) -> int:
-    """Size of the region of a ring.  ValueError unless `payload_bytes` is a positive multiple of 4096."""
+def ring_bytes(slots: int, payload_bytes: int, shards: int = 1) -> int:
+    """Size of the region of a ring.  ValueError unless `payload_bytes` is a positive multiple of 4096.
 
-def ring_header(fd: int) -> tuple[int, int, int, bytes, int, int] | None:
-    """Header version, slots, payload bytes, geometry digest, policy, TTL of a region; None = no ring."""
+    All but the last `slots * payload_bytes` bytes must have memory when a `Ring` is made there.
+    """
+
+def ring_header(fd: int) -> tuple[int, int, int, bytes, int, int, int] | None:
+    """Header version, slots, payload bytes, geometry digest, policy, TTL, shards; None = no ring."""
 
 class Ring:
     """A participant of a ring: the calls of `ucm_core.store.ring.Ring`, which says what they mean.
@@ -118,6 +121,7 @@ class Ring:
         geometry_digest: bytes | None,
         policy: int = 0,
         ttl_s: int = 0,
+        shards: int = 1,
     ) -> None: ...
     @property
     def fd(self) -> int:
@@ -127,6 +131,8 @@ class Ring:
     def slots(self) -> int: ...
     @property
     def payload_bytes(self) -> int: ...
+    @property
+    def shards(self) -> int: ...
     @property
     def participant(self) -> int: ...
     def lookup(self, keys: NDArray[np.uint8]) -> NDArray[np.uint8]: ...
@@ -139,12 +145,21 @@ class Ring:
         """Slots, outcomes and versions."""
 
     def wait(
-        self, slots: NDArray[np.int32], versions: NDArray[np.uint32], timeout_s: float
+        self,
+        slots: NDArray[np.int32],
+        versions: NDArray[np.uint32],
+        timeout_s: float,
+        shard: int | None = None,
     ) -> NDArray[np.uint8]:
-        """Outcomes."""
+        """Outcomes, of one shard where one is named."""
 
     def publish(
         self, slots: NDArray[np.int32], versions: NDArray[np.uint32] | None = None
+    ) -> NDArray[np.uint8]:
+        """1 where done, 0 where refused."""
+
+    def publish_shards(
+        self, slots: NDArray[np.int32], versions: NDArray[np.uint32], begin: int, end: int
     ) -> NDArray[np.uint8]:
         """1 where done, 0 where refused."""
 
@@ -161,6 +176,12 @@ class Ring:
         """1 where dropped."""
 
     def addresses(self, slots: NDArray[np.int32]) -> NDArray[np.int64]: ...
+    def take_all(self) -> int:
+        """Give every slot memory and map it here: 0 or an errno."""
+
+    def ask_for_huge_pages(self) -> bool:
+        """Ask for them for all payloads; False = the kernel knows none."""
+
     def statistics(self) -> dict[str, int]: ...
     def check_integrity(self) -> str:
         """The first contradiction in words, empty when there is none."""

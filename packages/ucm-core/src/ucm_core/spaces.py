@@ -136,7 +136,12 @@ class Spaces:
 
     def _store_parts(self, config: CacheConfig) -> StoreParts:
         limits = StoreLimits(config.save_wait_s, config.load_wait_s, sync=config.sync)
-        ring = RingOptions(config.ring_policy, config.ttl_s)
+        ring = RingOptions(
+            config.ring_policy,
+            config.ttl_s,
+            prefault=config.ring_prefault,
+            huge_pages=config.ring_huge_pages,
+        )
         durable = config.disk_bytes != 0
         parts = StoreParts(self.root, self._pool, limits, room=None, durable=durable, ring=ring)
         if not self.root.available or not parts.durable:

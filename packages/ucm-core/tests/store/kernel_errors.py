@@ -18,9 +18,17 @@ import pytest
 
 Answer = TypeVar("Answer")
 
-NUMBERS = {"openat": 257, "renameat": 264, "fsync": 74, "fdatasync": 75, "preadv": 295, "pwritev": 296}
+NUMBERS = {
+    "openat": 257,
+    "fallocate": 285,
+    "renameat": 264,
+    "fsync": 74,
+    "fdatasync": 75,
+    "preadv": 295,
+    "pwritev": 296,
+}
 LOAD, JUMP_EQUAL, JUMP_SET, RETURN = 0x20, 0x15, 0x45, 0x06
-ALLOW, FAIL = 0x7FFF0000, 0x00050000
+ALLOW, FAIL, KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, MODE_FILTER = 22, 38, 2
 
 
@@ -32,12 +40,17 @@ def _statement(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> b
     return struct.pack("HBBI", code, then, otherwise, value)
 
 
-def _install(call: str, error: int, flags: int) -> None:
-    """Let ``call`` fail with ``error``; with ``flags``, only where its third argument has one of them."""
+def die_at(call: str) -> None:
+    """From now on this process is killed when this thread makes ``call``."""
+    _install(call, KILL_PROCESS, 0)
+
+
+def _install(call: str, answer: int, flags: int) -> None:
+    """Let ``call`` end with ``answer``; with ``flags``, only where its third argument has one of them."""
     code = _statement(LOAD, 0) + _statement(JUMP_EQUAL, NUMBERS[call], otherwise=3 if flags else 1)
     if flags:
         code += _statement(LOAD, 32) + _statement(JUMP_SET, flags, otherwise=1)
-    code += _statement(RETURN, FAIL | error) + _statement(RETURN, ALLOW)
+    code += _statement(RETURN, answer) + _statement(RETURN, ALLOW)
     memory = ctypes.create_string_buffer(code)
     program = _Program(len(code) // 8, ctypes.cast(memory, ctypes.c_void_p))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -59,7 +72,7 @@ def failing(call: str, error: int, work: Callable[[], Answer], *, flags: int = 0
 
     def run() -> None:
         try:
-            _install(call, error, flags)
+            _install(call, FAIL | error, flags)
             answers.append(work())
         except BaseException as problem:  # noqa: BLE001 - raised again on the caller's thread
             problems.append(problem)

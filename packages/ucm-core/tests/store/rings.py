@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from kernel_errors import die_at
 
 from ucm_core.store import region
-from ucm_core.store.ring import Claims, Outcome, Ring
+from ucm_core.store.ring import Claims, Outcome, Ring, RingOptions
 
 PAYLOAD_BYTES = 4096
 DIGEST = bytes(range(32))
@@ -35,16 +36,20 @@ def keys(*names: object) -> npt.NDArray[np.uint8]:
     return np.array([key(name) for name in names], dtype=np.uint8).reshape(-1, 32)
 
 
-def private_ring(slots: int = 8) -> Ring:
+def private_ring(slots: int = 8, **changed: Any) -> Ring:
     """A ring that nobody else can join."""
-    return Ring.open(None, slots=slots, payload_bytes=PAYLOAD_BYTES, geometry_digest=DIGEST)
+    return shared_ring(None, slots=slots, **changed)
 
 
-def shared_ring(name: str, **changed: Any) -> Ring:
+def shared_ring(name: str | None, *, shards: int = 1, **changed: Any) -> Ring:
     """A ring by name, of 8 slots unless told otherwise."""
-    return Ring.open(
-        name, **{"slots": 8, "payload_bytes": PAYLOAD_BYTES, "geometry_digest": DIGEST, **changed}
-    )
+    usual = {
+        "slots": 8,
+        "payload_bytes": PAYLOAD_BYTES,
+        "geometry_digest": DIGEST,
+        "options": RingOptions(shards=shards),
+    }
+    return Ring.open(name, **usual | changed)
 
 
 def new_name() -> str:
@@ -72,7 +77,7 @@ def fill(ring: Ring, claims: Claims, wanted: npt.NDArray[np.uint8]) -> None:
     """Write and publish every slot that ``claims`` owns."""
     owned = claims.outcome == Outcome.OWNER
     for slot, content in zip(claims.slots[owned], wanted[owned], strict=True):
-        payload(ring, slot)[:] = expected_payload(content)
+        payload(ring, slot)[:] = expected_payload(content, ring.payload_bytes)
     assert ring.publish(claims.slots[owned], claims.version[owned]).all()
 
 
@@ -90,7 +95,7 @@ def shows(ring: Ring, name: object) -> bool:
     claims = ring.pin(keys(name))
     if claims.outcome[0] != Outcome.READY:
         return False
-    same = bool((payload(ring, claims.slots[0]) == expected_payload(key(name))).all())
+    same = bool((payload(ring, claims.slots[0]) == expected_payload(key(name), ring.payload_bytes)).all())
     ring.release(claims.slots)
     return same
 
@@ -98,6 +103,30 @@ def shows(ring: Ring, name: object) -> bool:
 def usable(ring: Ring, *names: object) -> int:
     """How many keys are READY from the first on without a gap."""
     return int(np.cumprod(ring.lookup(keys(*names))).sum())
+
+
+def shard_of(ring: Ring, slot: int, shard: int) -> npt.NDArray[np.uint8]:
+    """The bytes of one shard, as memory."""
+    return payload(ring, slot).reshape(ring.shards, -1)[shard]
+
+
+def fill_shards(ring: Ring, claims: Claims, name: object, begin: int, end: int) -> None:
+    """Write and publish shards of the first claim, with bytes that follow from name and shard."""
+    for shard in range(begin, end):
+        part = shard_of(ring, claims.slots[0], shard)
+        part[:] = expected_payload(key((name, shard)), part.size)
+    assert ring.publish_shards(claims.slots[:1], claims.version[:1], begin=begin, end=end).all()
+
+
+def shows_shard(ring: Ring, claims: Claims, name: object, shard: int) -> bool:
+    """Whether a shard of the first claim shows the bytes that `fill_shards` writes."""
+    part = shard_of(ring, claims.slots[0], shard)
+    return bool((part == expected_payload(key((name, shard)), part.size)).all())
+
+
+def wait_shard(ring: Ring, claims: Claims, shard: int, timeout_s: float = 60) -> int:
+    """Outcome of a wait for one shard of the first claim."""
+    return int(ring.wait(claims.slots[:1], claims.version[:1], timeout_s=timeout_s, shard=shard)[0])
 
 
 class RingProcess:
@@ -168,6 +197,12 @@ def hammer(ring: Ring, seed: int, rounds: int) -> None:
         ring.wait(claims.slots[claims.slots >= 0], claims.version[claims.slots >= 0], timeout_s=10)
         ring.release(claims.slots[claims.slots >= 0])
         ring.drop(wanted[:1])
+
+
+def die_while_memory_is_taken(ring: Ring, wanted: npt.NDArray[np.uint8]) -> None:
+    """Be killed inside the kernel, by a claim that takes memory."""
+    die_at("fallocate")
+    ring.claim(wanted)
 
 
 def hammer_forever(ring: Ring, seed: int) -> None:

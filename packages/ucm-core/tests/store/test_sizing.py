@@ -1,4 +1,4 @@
-"""Ring sizes: every row gets its minimum, the rest goes by bytes per token."""
+"""Ring sizes: a budget is a bound, every row gets its minimum, the rest goes by bytes per token."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from ucm_core.errors import ConfigError
 from ucm_core.store import sizing
 from ucm_core.store.sizing import (
+    LEAST_SLOTS,
+    LOOK_AHEAD_DEPTH,
     MAX_SLOTS,
     MIN_SLOTS,
     RingDemand,
@@ -27,16 +29,59 @@ demands = st.dictionaries(
 )
 
 
+def slot_bytes(rows: dict[str, RingDemand]) -> int:
+    return sum(row.slot_bytes for row in rows.values())
+
+
+def taken_bytes(rows: dict[str, RingDemand], slots: dict[str, int]) -> int:
+    return sum(slots[name] * row.slot_bytes for name, row in rows.items())
+
+
 @given(demands, st.integers(1, 1 << 34))
-def test_the_budget_holds_and_everyone_has_the_minimum(rows: dict[str, RingDemand], budget: int) -> None:
-    least = MIN_SLOTS * sum(row.slot_bytes for row in rows.values())
+def test_a_budget_that_is_given_holds_for_all_rows_or_is_refused(
+    rows: dict[str, RingDemand], budget: int
+) -> None:
+    least = LEAST_SLOTS * slot_bytes(rows)
     if budget < least:
         with pytest.raises(ConfigError, match=rf"ring_bytes = {budget} is too small.*need {least}"):
             ring_slots(rows, budget)
         return
     slots = ring_slots(rows, budget)
-    assert all(MIN_SLOTS <= count <= MAX_SLOTS for count in slots.values())
-    assert sum(slots[name] * row.slot_bytes for name, row in rows.items()) <= budget
+    assert all(LEAST_SLOTS <= count <= MAX_SLOTS for count in slots.values())
+    assert taken_bytes(rows, slots) <= budget
+
+
+@given(demands, st.integers(0, 1 << 24))
+def test_a_default_budget_holds_and_nobody_gets_a_ring_too_small(
+    rows: dict[str, RingDemand], budget: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sizing, "default_ring_bytes", lambda: budget)
+        slots = ring_slots(rows, None)
+    assert slots.keys() == rows.keys()
+    assert all(count == 0 or LEAST_SLOTS <= count <= MAX_SLOTS for count in slots.values())
+    assert taken_bytes(rows, slots) <= budget
+    without = [row.slot_bytes for name, row in rows.items() if not slots[name]]
+    with_ring = {name: row for name, row in rows.items() if slots[name]}
+    assert not without or LEAST_SLOTS * (slot_bytes(with_ring) + min(without)) > budget
+
+
+@given(demands, st.integers(1, 1 << 34))
+def test_everyone_has_the_minimum_when_the_budget_allows_it(rows: dict[str, RingDemand], spare: int) -> None:
+    slots = ring_slots(rows, MIN_SLOTS * slot_bytes(rows) + spare)
+    assert all(count >= MIN_SLOTS for count in slots.values())
+
+
+def test_a_budget_of_nothing_is_no_ring_and_no_error() -> None:
+    assert ring_slots({"a": RingDemand(4096, 64), "b": RingDemand(4096, 64)}, 0) == {"a": 0, "b": 0}
+
+
+def test_the_least_is_twice_what_is_read_ahead() -> None:
+    rows = {"a": RingDemand(4096, 64)}
+    least = 2 * LOOK_AHEAD_DEPTH * slot_bytes(rows)
+    assert ring_slots(rows, least) == {"a": 2 * LOOK_AHEAD_DEPTH}
+    with pytest.raises(ConfigError, match=f"{2 * LOOK_AHEAD_DEPTH} objects of each row need {least}"):
+        ring_slots(rows, least - 1)
 
 
 def test_all_rows_hold_about_as_many_tokens() -> None:
@@ -54,9 +99,12 @@ def test_rows_of_tiny_objects_stop_at_the_most_slots() -> None:
     assert ring_slots({"tiny": RingDemand(4096, 64)}, 1 << 40) == {"tiny": MAX_SLOTS}
 
 
-def test_without_a_budget_small_memory_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing, "default_ring_bytes", lambda: 0)
-    assert ring_slots({"large": RingDemand(1 << 30, 64)}, None) == {"large": MIN_SLOTS}
+def test_without_a_budget_large_objects_go_without_a_ring_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"large": RingDemand(1 << 30, 64), "small": RingDemand(1 << 20, 64)}
+    monkeypatch.setattr(sizing, "default_ring_bytes", lambda: 1 << 30)
+    slots = ring_slots(rows, None)
+    assert slots["large"] == 0
+    assert slots["small"] == (1 << 30) // rows["small"].slot_bytes
 
 
 GIB = 1 << 30
@@ -66,9 +114,8 @@ GIB = 1 << 30
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A system of 100 GiB, with room everywhere; tests write its files."""
     monkeypatch.setattr(sizing, "_machine_bytes", lambda: 100 * GIB)
-    monkeypatch.setattr(
-        sizing.shutil, "disk_usage", lambda _: sizing.shutil._ntuple_diskusage(2**60, 0, 2**60)
-    )
+    monkeypatch.setattr(sizing.region, "free_bytes", lambda _: 1 << 60)
+    monkeypatch.setattr(sizing.region, "promised_bytes", lambda: 0)
     monkeypatch.setattr(sizing, "_MEMORY_INFO", tmp_path / "meminfo")
     for name in ("_CGROUP_LIMITS", "_CGROUP_USES"):
         paths = tuple(tmp_path / path.relative_to(sizing._GROUPS) for path in getattr(sizing, name))
@@ -84,13 +131,21 @@ def test_the_default_is_a_tenth_of_memory(system: Path) -> None:
 def test_the_default_is_at_most_half_of_the_shared_memory(
     system: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizing.shutil, "disk_usage", lambda _: sizing.shutil._ntuple_diskusage(100, 40, 60))
+    monkeypatch.setattr(sizing.region, "free_bytes", lambda _: 60)
     assert default_ring_bytes() == 30
+
+
+def test_what_other_rings_may_still_take_is_not_available(
+    system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (system / "meminfo").write_text("MemTotal: 104857600 kB\nMemAvailable: 8388608 kB\n")
+    monkeypatch.setattr(sizing.region, "promised_bytes", lambda: 5 * GIB)
+    assert default_ring_bytes() == 3 * GIB // 2
 
 
 def test_without_shared_memory_there_is_a_default(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(sizing, "_SHARED_MEMORY", str(system / "nowhere"))
+    monkeypatch.setattr(sizing.region, "DIRECTORY", system / "nowhere")
     assert 0 < default_ring_bytes() <= int(0.1 * memory_bytes())
 
 

@@ -68,6 +68,10 @@ class CacheConfig(BaseModel):
     ring: files are read and written directly."""
     ring_policy: RingPolicy = "clock"
     """Which block goes when a ring needs room."""
+    ring_prefault: bool = False
+    """Take a ring's memory when it is opened, instead of each slot's when it is first used."""
+    ring_huge_pages: bool = False
+    """Ask the kernel for huge pages under the rings."""
     ttl_s: Annotated[float, Field(gt=0, le=10**9)] | None = None
     """Time after its last use after which a block is not found any more; None = no end."""
     disk_bytes: SizeOrNone | None = None

@@ -22,6 +22,8 @@ from ucm_core.store import locks
 
 DIRECTORY = Path("/dev/shm")  # noqa: S108 - names carry the user, links are refused
 
+UNBOUNDED = 1 << 62
+
 LOCK_WAIT_S = 120.0
 """Longer than anybody who goes on makes a region: hundreds of gigabytes are cleared meanwhile."""
 
@@ -75,22 +77,53 @@ def leave(descriptor: int, path: Path | None, *, leave_ring: Callable[[], None])
         _unlock(descriptor)
 
 
-def allocate(region: Entered, size: int) -> None:
-    """Give a fresh region ``size`` bytes that are really there: no later access can fail for lack of memory.
+def allocate(region: Entered, size: int, *, structure: int) -> None:
+    """Give a fresh region ``size`` bytes, of which the first ``structure`` are really there from now on.
 
-    Raises NoSpace with the size needed and the size there.
+    The rest is taken piece by piece by whoever needs it first. It fits at this moment, what other rings of
+    this user may still take included; others may have taken it by then. Raises NoSpace with the size needed
+    and the size there.
     """
     os.pwrite(region.descriptor, _native.RING_MAGIC, 0)  # from here on a leftover is known as ours
-    there = os.fstatvfs(region.descriptor)
-    free = there.f_bavail * there.f_frsize
-    if there.f_blocks and size > free:  # no blocks = a file system without a limit
-        raise NoSpace(_no_space(region.path, size, free))
+    free = free_bytes(region.descriptor)
+    if size > free:
+        raise NoSpace(no_space(region.path, needed=size, there=free))
+    take(region.descriptor, size, structure=structure, path=region.path)
+
+
+def take(descriptor: int, size: int, *, structure: int, path: Path | None) -> None:
+    """Make an empty file ``size`` bytes long and take memory for the first ``structure``, or NoSpace."""
+    free = free_bytes(descriptor)
     try:
-        os.posix_fallocate(region.descriptor, 0, size)
+        os.truncate(descriptor, size)
+        os.posix_fallocate(descriptor, 0, structure)
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise NoSpace(_no_space(region.path, size, free)) from error
+            raise NoSpace(no_space(path, needed=size, there=free)) from error
         raise
+
+
+def free_bytes(place: int | Path) -> int:
+    """Shared memory that is left where ``place`` (a path or an open file) lies, less what is promised.
+
+    As good as endless on a file system without a limit. OSError where there is none.
+    """
+    there = os.statvfs(place)
+    left = there.f_bavail * there.f_frsize if there.f_blocks else UNBOUNDED
+    return max(0, left - promised_bytes())
+
+
+def promised_bytes() -> int:
+    """Shared memory that this user's regions are large but have not taken yet."""
+    return sum(map(_untaken_bytes, DIRECTORY.glob(f"ucm-{os.geteuid()}-*")))
+
+
+def _untaken_bytes(path: Path) -> int:
+    try:
+        status = path.lstat()
+    except OSError:  # gone meanwhile
+        return 0
+    return max(0, status.st_size - status.st_blocks * 512) if _is_ours(status) else 0
 
 
 def sweep() -> list[Path]:
@@ -104,8 +137,10 @@ def _path(name: str) -> Path:
     return DIRECTORY / f"ucm-{os.geteuid()}-{name}"
 
 
-def _no_space(path: Path, needed: int, there: int) -> str:
-    return f"{path} needs {needed} bytes of shared memory, {there} are free: give the ring fewer slots"
+def no_space(path: Path | None, *, needed: int, there: int) -> str:
+    """Say that shared memory is short, with both numbers; None = a ring without a name."""
+    who = "a private ring" if path is None else path
+    return f"{who} needs {needed} bytes of shared memory, {there} are free: give the ring fewer slots"
 
 
 def _open_locked(path: Path) -> int:

@@ -19,12 +19,14 @@ only while the head is referenced or touched between claims.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
 import weakref
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self, get_args
@@ -33,10 +35,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core import _native
-from ucm_core.errors import ClosedError, StoreError
+from ucm_core.errors import ClosedError, NoSpace, StoreError
 from ucm_core.ops.config import RingPolicy
 from ucm_core.spec.keys import Keys
-from ucm_core.store import region
+from ucm_core.store import huge_pages, region
 
 Slots = npt.NDArray[np.int32]
 Versions = npt.NDArray[np.uint32]
@@ -44,6 +46,7 @@ Mask = npt.NDArray[np.bool_]
 
 _SLOTS_END = 1 << 31
 _LAST_SECOND = (1 << 32) - 1
+_log = logging.getLogger(__name__)
 _POLICIES: tuple[RingPolicy, ...] = get_args(RingPolicy)
 
 
@@ -57,7 +60,8 @@ class Outcome(IntEnum):
     LOADING = 2
     """Somebody else fills the slot; `Ring.wait`."""
     NO_SPACE = 3
-    """Every slot is referenced: two rounds of the clock found no victim. Or it cannot change now."""
+    """Every slot is referenced: two rounds of the clock found no victim. Or it cannot change now, or there is
+    no memory for the slot."""
     FAILED = 4
     """The owner gave up or died; release and claim again."""
     TIMEOUT = 5
@@ -79,16 +83,23 @@ class Touch(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RingOptions:
-    """What all processes that share a ring must agree on besides its geometry."""
+    """How a ring works. All processes that share one must agree on policy, time to live and shards."""
 
     policy: RingPolicy = "clock"
     ttl_s: float | None = None
     """Time after its last hit from which on a block counts as absent, rounded up to seconds; None = never."""
 
+    prefault: bool = False
+    """Take all memory at once and map it, instead of each slot's when the slot is first used."""
+    huge_pages: bool = False
+    """Ask the kernel for huge pages under the payloads; the log says it when shared memory gets none."""
+    shards: int = 1
+    """Parts of a payload, all of one size, that become ready one by one."""
+
     @property
-    def numbers(self) -> tuple[int, int]:
-        """Policy and whole seconds as they stand in a region."""
-        return _POLICIES.index(self.policy), math.ceil(self.ttl_s or 0)
+    def numbers(self) -> tuple[int, int, int]:
+        """Policy, whole seconds and shards as they stand in a region."""
+        return _POLICIES.index(self.policy), math.ceil(self.ttl_s or 0), self.shards
 
 
 DEFAULT_OPTIONS = RingOptions()
@@ -125,6 +136,8 @@ class RingStatistics:
     """Participants found dead since then."""
     repairs: int
     """Times that the structure was rebuilt because a process died while it changed it."""
+    refusals: int
+    """Claims since then for whose slot there was no memory."""
     policy: RingPolicy
     """The one that works, for all participants."""
 
@@ -157,20 +170,24 @@ class Ring:
 
         A ring that lives keeps its own number of slots. Raises StoreError when it differs in anything else,
         NoSpace when shared memory is too small. Removes regions of this user that nobody lives in any more.
+
+        The memory of a payload is taken when its slot is first claimed (`RingOptions.prefault`: now); should
+        others have taken it by then, the claim is NO_SPACE.
         """
-        size = _native.ring_bytes(slots, payload_bytes)
+        size = _native.ring_bytes(slots, payload_bytes, options.shards)
         if name is None:
             return cls(_open_private(size, slots, payload_bytes, geometry_digest, options), None)
         region.sweep()
         with region.enter(name) as entered:
             if entered.fresh:
-                region.allocate(entered, size)
+                region.allocate(entered, size, structure=size - slots * payload_bytes)
                 native = _native.Ring(
                     entered.descriptor, slots, payload_bytes, geometry_digest, *options.numbers
                 )
             else:
                 living = _check_header(entered, payload_bytes, geometry_digest, options)
-                native = _join(entered, living, payload_bytes)
+                native = _join(entered, living, payload_bytes, options)
+            _prepare(native, entered.path, options)
             return cls(native, entered.path)
 
     @property
@@ -182,6 +199,11 @@ class Ring:
     def payload_bytes(self) -> int:
         """Bytes of one slot's payload."""
         return self._native.payload_bytes
+
+    @property
+    def shards(self) -> int:
+        """How many parts a payload has that become ready one by one."""
+        return self._native.shards
 
     @property
     def participant(self) -> int:
@@ -207,12 +229,15 @@ class Ring:
         """
         return Claims(*self._native.pin(np.ascontiguousarray(keys)))
 
-    def wait(self, slots: Slots, versions: Versions, *, timeout_s: float) -> npt.NDArray[np.uint8]:
+    def wait(
+        self, slots: Slots, versions: Versions, *, timeout_s: float, shard: int | None = None
+    ) -> npt.NDArray[np.uint8]:
         """Wait until referenced slots are no longer loading: ``uint8[n]`` of READY, FAILED or TIMEOUT.
 
-        The death of an owner is noticed within a fraction of a second and makes FAILED. References stay.
+        With ``shard``, until that one is READY, which it stays whatever becomes of the others. The death of
+        an owner is noticed within a fraction of a second and makes FAILED. References stay.
         """
-        return self._native.wait(_slots(slots), np.ascontiguousarray(versions, dtype=np.uint32), timeout_s)
+        return self._native.wait(_slots(slots), _versions(versions), timeout_s, shard)
 
     def publish(self, slots: Slots, versions: Versions | None = None) -> Mask:
         """Declare owned slots full and wake those who wait. The references stay.
@@ -221,6 +246,13 @@ class Ring:
         another thread of this process may have aborted the claim in between.
         """
         return self._native.publish(_slots(slots), versions).view(np.bool_)
+
+    def publish_shards(self, slots: Slots, versions: Versions, *, begin: int, end: int) -> Mask:
+        """Declare shards ``[begin, end)`` of owned slots full and wake those who wait for one of them.
+
+        The last shard publishes the slot. Results as in `publish`; a range that is none is an IndexError.
+        """
+        return self._native.publish_shards(_slots(slots), _versions(versions), begin, end).view(np.bool_)
 
     def abort(self, slots: Slots, versions: Versions | None = None) -> Mask:
         """Give owned slots up unfilled, with their references; wake those who wait. Results as in `publish`.
@@ -307,10 +339,32 @@ def _open_private(
 ) -> _native.Ring:
     descriptor = os.memfd_create("ucm-ring", os.MFD_CLOEXEC)
     try:
-        os.ftruncate(descriptor, size)
-        return _native.Ring(descriptor, slots, payload_bytes, geometry_digest, *options.numbers)
+        region.take(descriptor, size, structure=size - slots * payload_bytes, path=None)
+        native = _native.Ring(descriptor, slots, payload_bytes, geometry_digest, *options.numbers)
     finally:
         os.close(descriptor)
+    _prepare(native, None, options)
+    return native
+
+
+def _prepare(native: _native.Ring, path: Path | None, options: RingOptions) -> None:
+    """Do to the memory what the options ask for; NoSpace, and the ring is left, when there is not enough."""
+    if options.huge_pages:
+        refused = huge_pages.refusal(None if path is None else path.parent)
+        if refused or not native.ask_for_huge_pages():
+            _say_no_huge_pages(refused or "the kernel knows none")
+    if options.prefault and (error := native.take_all()):
+        needed = native.slots * native.payload_bytes
+        free = region.free_bytes(native.fd)
+        native.leave()
+        native.close_descriptor()
+        raise NoSpace(f"{os.strerror(error)}: {region.no_space(path, needed=needed, there=free)}")
+
+
+@cache
+def _say_no_huge_pages(reason: str) -> None:
+    """Once: every ring of a process is refused for the same reason."""
+    _log.warning("rings get no huge pages: %s", reason)
 
 
 def _check_header(
@@ -320,14 +374,18 @@ def _check_header(
     header = _native.ring_header(entered.descriptor)
     if header is None or not 0 < header[1] < _SLOTS_END:
         raise StoreError(f"{entered.path} is in use and is not a ring")
-    version, slots, living_bytes, living_digest, policy, ttl_s = header
+    version, slots, living_bytes, living_digest, policy, ttl_s, shards = header
     pairs: dict[str, tuple[object, object]] = {
         "header version": (version, _native.RING_VERSION),
         "payload bytes": (living_bytes, payload_bytes),
         "geometry digest": (living_digest.hex(), geometry_digest.hex()),
         "policy": (dict(enumerate(_POLICIES)).get(policy, policy), options.policy),
         "ttl": (ttl_s, options.numbers[1]),
-        "file size": (os.fstat(entered.descriptor).st_size, _native.ring_bytes(slots, payload_bytes)),
+        "shards": (shards, options.shards),
+        "file size": (
+            os.fstat(entered.descriptor).st_size,
+            _native.ring_bytes(slots, payload_bytes, options.shards),
+        ),
     }
     for what, (there, wanted) in pairs.items():
         if there != wanted:
@@ -335,9 +393,9 @@ def _check_header(
     return slots
 
 
-def _join(entered: region.Entered, slots: int, payload_bytes: int) -> _native.Ring:
+def _join(entered: region.Entered, slots: int, payload_bytes: int, options: RingOptions) -> _native.Ring:
     try:
-        return _native.Ring(entered.descriptor, slots, payload_bytes, None)
+        return _native.Ring(entered.descriptor, slots, payload_bytes, None, *options.numbers)
     except RuntimeError as error:
         raise StoreError(f"{entered.path} cannot be joined: {error}") from error
 
@@ -345,6 +403,10 @@ def _join(entered: region.Entered, slots: int, payload_bytes: int) -> _native.Ri
 def _shared_clock_s() -> int:
     """Whole seconds, never 0, of the clock that all processes of a node share."""
     return int(time.monotonic()) % _LAST_SECOND + 1
+
+
+def _versions(versions: Versions) -> Versions:
+    return np.ascontiguousarray(versions, dtype=np.uint32)
 
 
 def _slots(slots: Slots) -> Slots:

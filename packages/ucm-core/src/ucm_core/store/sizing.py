@@ -1,33 +1,36 @@
 """How much shared memory each row's ring gets.
 
 The budget is the user's, or 10 % of the memory that this process may use, at most half of what is available
-of it now and half of what ``/dev/shm`` has left: a ring takes its memory when it is opened. Every row gets
-`MIN_SLOTS`; the rest is split by bytes per token, so that all rows hold about as many tokens.
+of it now and half of what ``/dev/shm`` has left. It is a bound: every row gets a few slots out of it, and
+the rest is split by bytes per token, so that all rows hold about as many tokens.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ucm_core.errors import ConfigError
+from ucm_core.store import region
 
+LOOK_AHEAD_DEPTH = 2
+"""Units that are loaded before the one that is waited for is there (DESIGN.md 8, R3)."""
+LEAST_SLOTS = 2 * LOOK_AHEAD_DEPTH
+"""A ring of fewer evicts what was read ahead before it is used: such a row is better off without one."""
 MIN_SLOTS = 8
+"""What every row gets where the budget allows it."""
 MAX_SLOTS = 1 << 16
 """More would make scans of the ring slow; rows of tiny objects meet it."""
 RAM_FRACTION = 0.1
-SLOT_OVERHEAD_BYTES = 512
-"""State, key, index and reference counters of one slot, rounded up."""
+SLOT_OVERHEAD_BYTES = 640
+"""State, key, index, reference counters and readiness of one slot, rounded up."""
 
-_UNBOUNDED = 1 << 62
 _MEMORY_INFO = Path("/proc/meminfo")
 _GROUPS = Path("/sys/fs/cgroup")
 _CGROUP_LIMITS = (_GROUPS / "memory.max", _GROUPS / "memory/memory.limit_in_bytes")  # versions 2 and 1
 _CGROUP_USES = (_GROUPS / "memory.current", _GROUPS / "memory/memory.usage_in_bytes")
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the one place where shared memory is
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,36 +49,58 @@ class RingDemand:
 
 
 def ring_slots(demands: Mapping[str, RingDemand], ring_bytes: int | None) -> dict[str, int]:
-    """Slots per row within ``ring_bytes``; 0 = none, None = the default budget, never less than `MIN_SLOTS`.
+    """Slots per row within ``ring_bytes``; None = the default budget.
 
-    Raises `ConfigError` with both numbers when a given budget cannot hold `MIN_SLOTS` of every row.
+    Every row gets `MIN_SLOTS`, or `LEAST_SLOTS` where the budget is short of that. Where a default budget is
+    short even of these, the rows of the largest objects get 0: they go without a ring, as all do for
+    ``ring_bytes = 0``. Raises `ConfigError` with both numbers when a budget that the user gave is too short.
 
     >>> demands = {"full": RingDemand(8192, 64), "state": RingDemand(65536, 1024)}
     >>> ring_slots(demands, 1 << 20)
-    {'full': 43, 'state': 10}
+    {'full': 42, 'state': 10}
     """
     if ring_bytes == 0:
         return dict.fromkeys(demands, 0)
-    least_bytes = MIN_SLOTS * sum(demand.slot_bytes for demand in demands.values())
+    least_bytes = LEAST_SLOTS * _slot_bytes(demands)
     if ring_bytes is not None and ring_bytes < least_bytes:
         raise ConfigError(
-            f"ring_bytes = {ring_bytes} is too small: {MIN_SLOTS} objects of each row need {least_bytes};"
+            f"ring_bytes = {ring_bytes} is too small: {LEAST_SLOTS} objects of each row need {least_bytes};"
             " raise it, or leave it out"
         )
-    spare_bytes = max(0, (default_ring_bytes() if ring_bytes is None else ring_bytes) - least_bytes)
-    bytes_per_token = {name: demand.slot_bytes / demand.tokens for name, demand in demands.items()}
+    budget = default_ring_bytes() if ring_bytes is None else ring_bytes
+    return dict.fromkeys(demands, 0) | _split(_affordable(demands, budget), budget)
+
+
+def _slot_bytes(demands: Mapping[str, RingDemand]) -> int:
+    """One slot of every row."""
+    return sum(demand.slot_bytes for demand in demands.values())
+
+
+def _affordable(demands: Mapping[str, RingDemand], budget: int) -> dict[str, RingDemand]:
+    """As many rows as can have `LEAST_SLOTS` each, smaller objects first."""
+    rows = dict(sorted(demands.items(), key=lambda item: item[1].slot_bytes))
+    while LEAST_SLOTS * _slot_bytes(rows) > budget:
+        rows.popitem()
+    return rows
+
+
+def _split(rows: Mapping[str, RingDemand], budget: int) -> dict[str, int]:
+    """The same slots for all, and what is left by bytes per token."""
+    floor = MIN_SLOTS if MIN_SLOTS * _slot_bytes(rows) <= budget else LEAST_SLOTS
+    spare_bytes = budget - floor * _slot_bytes(rows)
+    bytes_per_token = {name: demand.slot_bytes / demand.tokens for name, demand in rows.items()}
     share = {
         name: spare_bytes * rate / sum(bytes_per_token.values()) for name, rate in bytes_per_token.items()
     }
     return {
-        name: min(MAX_SLOTS, MIN_SLOTS + int(share[name] // demand.slot_bytes))
-        for name, demand in demands.items()
+        name: min(MAX_SLOTS, floor + int(share[name] // demand.slot_bytes)) for name, demand in rows.items()
     }
 
 
 def default_ring_bytes() -> int:
     """The budget when the user gives none."""
-    return min(int(RAM_FRACTION * memory_bytes()), available_bytes() // 2, _shared_bytes() // 2)
+    free = max(0, available_bytes() - region.promised_bytes())
+    return min(int(RAM_FRACTION * memory_bytes()), free // 2, _shared_bytes() // 2)
 
 
 def check_ring_bytes(ring_bytes: int) -> None:
@@ -110,9 +135,9 @@ def _machine_bytes() -> int:
 def _shared_bytes() -> int:
     """What ``/dev/shm`` has left; without one a ring is private memory, and nothing bounds it here."""
     try:
-        return shutil.disk_usage(_SHARED_MEMORY).free
+        return region.free_bytes(region.DIRECTORY)
     except OSError:
-        return _UNBOUNDED
+        return region.UNBOUNDED
 
 
 def _reclaimable(path: Path) -> int:
@@ -121,7 +146,7 @@ def _reclaimable(path: Path) -> int:
     return sum(int(words[1]) for words in lines if words[0] in {"inactive_file", "total_inactive_file"})
 
 
-def _read_number(path: Path, *, absent: int = _UNBOUNDED) -> int:
+def _read_number(path: Path, *, absent: int = region.UNBOUNDED) -> int:
     text = _read(path).strip()
     return int(text) if text.isdecimal() else absent
 

@@ -143,7 +143,7 @@ def _open_ring(name: str, plan: RowPlan, options: RingOptions) -> Ring:
         slots=plan.slots,
         payload_bytes=plan.geometry.payload_bytes,
         geometry_digest=plan.geometry.digest,
-        options=options,
+        options=replace(options, shards=plan.geometry.shards),
     )
     try:
         return open_ring(name)
