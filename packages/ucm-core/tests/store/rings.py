@@ -132,13 +132,13 @@ def wait_shard(ring: Ring, claims: Claims, shard: int, timeout_s: float = 60) ->
 class RingProcess:
     """A process with a ring of its own that does what it is told, until it is killed."""
 
-    def __init__(self, name: str, **changed: Any) -> None:
+    def __init__(self, name: str, *, dies_at: str = "", **changed: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, name, changed), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, name, dies_at, changed), daemon=True)
         self.process.start()
         theirs.close()
-        assert self.result() == "open"
+        assert dies_at or self.result() == "open"
 
     def start(self, method: str, *arguments: Any) -> None:
         """Begin a call of the ring (or of a function of this module that takes the ring first)."""
@@ -211,7 +211,9 @@ def hammer_forever(ring: Ring, seed: int) -> None:
         hammer(ring, seed, 1)
 
 
-def _serve(pipe: Connection, name: str, changed: dict[str, Any]) -> None:
+def _serve(pipe: Connection, name: str, dies_at: str, changed: dict[str, Any]) -> None:
+    if dies_at:
+        die_at(dies_at)
     ring = shared_ring(name, **changed)
     pipe.send("open")
     while True:
