@@ -1,17 +1,14 @@
 // The Python surface of the native core: argument checks and the GIL, nothing else.
 #include <stdexcept>
 #include <string>
-#include <tuple>
-#include <vector>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/tuple.h>
 
+#include "bind_files.hpp"
 #include "bind_ring.hpp"
 #include "copy.hpp"
 #include "crc32c.hpp"
-#include "files.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,25 +17,12 @@ namespace {
 
 using Rows = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Addresses = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Keys = nb::ndarray<const std::uint8_t, nb::shape<-1, 32>, nb::c_contig, nb::device::cpu>;
-using Geometry = std::tuple<nb::bytes, std::int64_t, std::int64_t>;  // digest, shards, stride
-
-template <class Value>
-using Result = nb::ndarray<nb::numpy, Value, nb::ndim<1>>;
-
-template <class Value>
-Result<Value> own(Value *data, std::size_t size) {
-  nb::capsule owner(data, [](void *memory) noexcept { delete[] static_cast<Value *>(memory); });
-  return Result<Value>(data, {size}, owner);
-}
 
 void require(bool condition, const std::string &message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
 std::string number(std::int64_t value) { return std::to_string(value); }
-
-std::string text(const nb::bytes &value) { return std::string(value.c_str(), value.size()); }
 
 std::uint32_t crc32c(nb::handle buffer, std::uint32_t seed, bool hardware) {
   Py_buffer view;
@@ -112,100 +96,6 @@ void zero_padding(Addresses payloads, std::int64_t shards, std::int64_t shard_by
   ucm::zero_padding(payloads.data(), payloads.shape(0), shards, shard_bytes, stride);
 }
 
-std::vector<ucm::ObjectName> parse_names(const nb::list &names) {
-  std::vector<ucm::ObjectName> parsed(names.size());
-  for (std::size_t n = 0; n < parsed.size(); ++n)
-    require(ucm::ObjectName::parse(text(nb::cast<nb::bytes>(names[n])), parsed[n]),
-            "name " + number(n) + " is not <folder>/<file>");
-  return parsed;
-}
-
-std::string parse_temporary(const nb::bytes &name) {
-  std::string parsed = text(name);
-  require(ucm::ObjectName::plain(parsed), "temporary name is not a plain file name");
-  return parsed;
-}
-
-ucm::ObjectFormat parse_format(const nb::bytes &row_digest, const Geometry &geometry) {
-  const auto &[digest, shards, stride] = geometry;
-  require(row_digest.size() == 32 && digest.size() == 32,
-          "digests have " + number(row_digest.size()) + " and " + number(digest.size()) + " bytes, not 32");
-  require(shards > 0 && shards <= ucm::kMaxShards,
-          "shards " + number(shards) + " is not in [1, " + number(ucm::kMaxShards) + "]");
-  require(stride > 0 && stride % static_cast<std::int64_t>(ucm::kPage) == 0,
-          "stride " + number(stride) + " is not a positive multiple of " + number(ucm::kPage));
-  ucm::ObjectFormat format{};
-  std::memcpy(format.row, row_digest.c_str(), 32);
-  std::memcpy(format.geometry, digest.c_str(), 32);
-  format.shards = static_cast<std::uint32_t>(shards);
-  format.stride = static_cast<std::uint64_t>(stride);
-  return format;
-}
-
-ucm::ObjectBatch parse_batch(const nb::list &names, const Keys &keys, const Addresses &payloads) {
-  require(names.size() == keys.shape(0) && names.size() == payloads.shape(0),
-          number(names.size()) + " names, " + number(keys.shape(0)) + " keys and " + number(payloads.shape(0)) +
-              " payloads are not one batch");
-  return {parse_names(names), keys.data(), payloads.data()};
-}
-
-Result<std::int32_t> read_objects(const nb::bytes &directory, const nb::list &names, Keys keys,
-                                  const nb::bytes &row_digest, const Geometry &geometry, Addresses payloads,
-                                  bool direct) {
-  const ucm::ObjectBatch batch = parse_batch(names, keys, payloads);
-  const ucm::ObjectFormat format = parse_format(row_digest, geometry);
-  auto *results = new std::int32_t[batch.names.size()];
-  {
-    nb::gil_scoped_release released;
-    ucm::read_objects(directory.c_str(), batch, format, direct, results);
-  }
-  return own(results, batch.names.size());
-}
-
-Result<std::int32_t> write_objects(const nb::bytes &directory, const nb::list &names, Keys keys,
-                                   const nb::bytes &row_digest, const Geometry &geometry, Addresses payloads,
-                                   bool direct, const nb::list &temporary_names, bool sync) {
-  const ucm::ObjectBatch batch = parse_batch(names, keys, payloads);
-  const ucm::ObjectFormat format = parse_format(row_digest, geometry);
-  require(temporary_names.size() == names.size(), number(names.size()) + " names and " +
-                                                      number(temporary_names.size()) + " temporary names");
-  std::vector<std::string> temporaries;
-  for (nb::handle name : temporary_names) temporaries.push_back(parse_temporary(nb::cast<nb::bytes>(name)));
-  auto *results = new std::int32_t[batch.names.size()];
-  {
-    nb::gil_scoped_release released;
-    ucm::write_objects(directory.c_str(), batch, temporaries, format, direct, sync, results);
-  }
-  return own(results, batch.names.size());
-}
-
-Result<std::uint8_t> stat_objects(const nb::bytes &directory, const nb::list &names,
-                                  std::uint64_t object_bytes) {
-  const std::vector<ucm::ObjectName> parsed = parse_names(names);
-  auto *present = new std::uint8_t[parsed.size()];
-  {
-    nb::gil_scoped_release released;
-    ucm::stat_objects(directory.c_str(), parsed, object_bytes, present);
-  }
-  return own(present, parsed.size());
-}
-
-Result<std::uint8_t> touch_objects(const nb::bytes &directory, const nb::list &names) {
-  const std::vector<ucm::ObjectName> parsed = parse_names(names);
-  auto *touched = new std::uint8_t[parsed.size()];
-  {
-    nb::gil_scoped_release released;
-    ucm::touch_objects(directory.c_str(), parsed, touched);
-  }
-  return own(touched, parsed.size());
-}
-
-bool probe_direct(const nb::bytes &directory, const nb::bytes &temporary_name) {
-  const std::string temporary = parse_temporary(temporary_name);
-  nb::gil_scoped_release released;
-  return ucm::probe_direct(directory.c_str(), temporary);
-}
-
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -217,12 +107,6 @@ NB_MODULE(_native, m) {
   m.def("scatter", &copy<ucm::Direction::kScatter>, "parts"_a.noconvert(), "pieces"_a.noconvert(),
         "payloads"_a.noconvert(), nb::kw_only(), "payload_bytes"_a = 0);
   m.def("zero_padding", &zero_padding, "payloads"_a.noconvert(), "shards"_a, "shard_bytes"_a, "stride"_a);
-  m.def("read_objects", &read_objects, "directory"_a, "names"_a, "keys"_a.noconvert(), "row_digest"_a,
-        "geometry"_a, "payloads"_a.noconvert(), "direct"_a);
-  m.def("write_objects", &write_objects, "directory"_a, "names"_a, "keys"_a.noconvert(), "row_digest"_a,
-        "geometry"_a, "payloads"_a.noconvert(), "direct"_a, "temporary_names"_a, "sync"_a);
-  m.def("stat_objects", &stat_objects, "directory"_a, "names"_a, "object_bytes"_a);
-  m.def("touch_objects", &touch_objects, "directory"_a, "names"_a);
-  m.def("probe_direct", &probe_direct, "directory"_a, "temporary_name"_a = nb::bytes(".probe.tmp", 10));
+  files_binding::bind(m);
   bind_ring(m);
 }

@@ -5,6 +5,8 @@
 // outcome is a code, and dropping is the caller's decision.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
@@ -17,92 +19,13 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
-#include "crc32c.hpp"
+#include "moving.hpp"
+#include "object_format.hpp"
 #include "steps.hpp"
 
 namespace ucm {
-
-constexpr std::size_t kPage = 4096;
-constexpr std::uint32_t kMaxShards = 896;  // what one header page can hold checksums for
-constexpr std::uint32_t kFormatVersion = 1;
-constexpr std::size_t kNamedKeyBytes = 16;  // the part of a key that is in the file's name
-
-// Results of one object; failures of the system are the negated errno.
-constexpr std::int32_t kOk = 0, kMiss = 1, kCorrupt = 2;
-
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the header is stored as it lies in memory");
-
-struct HeaderPage {
-  char magic[8];
-  std::uint32_t version;
-  std::uint32_t shards;
-  std::uint64_t stride;
-  unsigned char geometry[32];
-  unsigned char key[32];
-  unsigned char row[32];  // digest of row seed and segment: the same key in another row is another object
-  std::uint32_t shard_crc[kMaxShards];
-  unsigned char zero[388];
-  std::uint32_t crc;  // of all bytes of the page before it
-};
-static_assert(sizeof(HeaderPage) == kPage, "the header is one page");
-
-constexpr char kMagic[8] = {'U', 'C', 'M', 'O', 'B', 'J', '0', '1'};
-
-// What every object of one batch has in common.
-struct ObjectFormat {
-  unsigned char geometry[32];
-  unsigned char row[32];
-  std::uint32_t shards;
-  std::uint64_t stride;
-
-  std::size_t payload_bytes() const { return shards * stride; }
-  std::size_t object_bytes() const { return kPage + payload_bytes(); }
-};
-
-// "<folder>/<file>" below the row's directory.  Two plain components and nothing else, so that a name can
-// never leave the directory.
-struct ObjectName {
-  std::string path, folder, file;
-
-  static bool plain(const std::string &component) {
-    return !component.empty() && component != "." && component != ".." &&
-           component.find('/') == std::string::npos && component.find('\0') == std::string::npos;
-  }
-
-  static bool parse(const std::string &text, ObjectName &name) {
-    const std::size_t slash = text.find('/');
-    if (slash == std::string::npos) return false;
-    name = {text, text.substr(0, slash), text.substr(slash + 1)};
-    return plain(name.folder) && plain(name.file);
-  }
-};
-
-class Descriptor {
- public:
-  explicit Descriptor(int number = -1) : number_(number) {}
-  ~Descriptor() { close(); }
-  Descriptor(Descriptor &&other) noexcept : number_(std::exchange(other.number_, -1)) {}
-  Descriptor &operator=(Descriptor &&other) noexcept {
-    if (this != &other) {
-      close();
-      number_ = std::exchange(other.number_, -1);
-    }
-    return *this;
-  }
-  bool valid() const { return number_ >= 0; }
-  int number() const { return number_; }
-  // 0 or -errno: a network file system may report a failed write only here.
-  std::int32_t close() {
-    const int number = std::exchange(number_, -1);
-    return number >= 0 && ::close(number) != 0 && errno != EINTR ? -errno : 0;
-  }
-
- private:
-  int number_;
-};
 
 inline Descriptor open_directory(const char *path) {
   return Descriptor(::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -110,98 +33,14 @@ inline Descriptor open_directory(const char *path) {
 
 // A folder of objects, for calls relative to it.  A link in its place is not followed: it could lead anywhere.
 inline Descriptor open_folder(int directory, const ObjectName &name) {
-  return Descriptor(
-      ::openat(directory, name.folder.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-}
-
-struct PageDeleter {
-  void operator()(void *page) const { std::free(page); }
-};
-using HeaderMemory = std::unique_ptr<HeaderPage, PageDeleter>;
-
-inline HeaderMemory make_header_memory() {
-  return HeaderMemory(static_cast<HeaderPage *>(std::aligned_alloc(kPage, sizeof(HeaderPage))));
-}
-
-inline bool page_aligned(const void *address) {
-  return reinterpret_cast<std::uintptr_t>(address) % kPage == 0;
-}
-
-// Direct transfers may be refused at the first transfer although open took the flag.  True when the
-// descriptor is now buffered and the transfer can be tried again.
-inline bool leave_direct(int fd) {
-  const int flags = ::fcntl(fd, F_GETFL);
-  return flags >= 0 && (flags & O_DIRECT) && ::fcntl(fd, F_SETFL, flags & ~O_DIRECT) == 0;
-}
-
-// Moves header and payload in one vectored call, going on after short transfers.  Returns 0, -errno, or
-// -ENODATA at an early end of file.
-template <ssize_t (*Call)(int, const iovec *, int, off_t)>
-std::int32_t transfer(int fd, HeaderPage *header, void *payload, std::size_t payload_bytes) {
-  iovec parts[2] = {{header, kPage}, {payload, payload_bytes}};
-  std::size_t first = 0;
-  off_t offset = 0;
-  while (first < 2) {
-    const ssize_t moved = Call(fd, parts + first, static_cast<int>(2 - first), offset);
-    if (moved < 0 && (errno == EINTR || (errno == EINVAL && leave_direct(fd)))) continue;
-    if (moved < 0) return -errno;
-    if (moved == 0) return -ENODATA;
-    offset += moved;
-    auto rest = static_cast<std::size_t>(moved);
-    for (; first < 2 && rest >= parts[first].iov_len; ++first) rest -= parts[first].iov_len;
-    if (first == 2) break;
-    parts[first].iov_base = static_cast<char *>(parts[first].iov_base) + rest;
-    parts[first].iov_len -= rest;
-  }
-  return 0;
-}
-
-inline std::uint32_t header_crc(const HeaderPage &header) {
-  return crc32c(&header, offsetof(HeaderPage, crc));
-}
-
-inline void fill_header(HeaderPage &header, const ObjectFormat &format, const unsigned char *key,
-                        const void *payload) {
-  std::memset(&header, 0, sizeof header);
-  std::memcpy(header.magic, kMagic, sizeof kMagic);
-  header.version = kFormatVersion;
-  header.shards = format.shards;
-  header.stride = format.stride;
-  std::memcpy(header.geometry, format.geometry, 32);
-  std::memcpy(header.key, key, 32);
-  std::memcpy(header.row, format.row, 32);
-  for (std::uint32_t shard = 0; shard < format.shards; ++shard)
-    header.shard_crc[shard] =
-        crc32c(static_cast<const char *>(payload) + shard * format.stride, format.stride);
-  header.crc = header_crc(header);
-}
-
-inline std::int32_t check_object(const HeaderPage &header, const ObjectFormat &format,
-                                 const unsigned char *key, const void *payload) {
-  const bool intact = std::memcmp(header.magic, kMagic, sizeof kMagic) == 0 &&
-                      header.crc == header_crc(header) && header.version == kFormatVersion;
-  const bool ours = intact && header.shards == format.shards && header.stride == format.stride &&
-                    std::memcmp(header.geometry, format.geometry, 32) == 0 &&
-                    std::memcmp(header.row, format.row, 32) == 0 &&
-                    std::memcmp(header.key, key, kNamedKeyBytes) == 0;
-  if (!ours) return kCorrupt;
-  // The rightful holder of this name has another key: a collision of the truncated key, and no damage.
-  if (std::memcmp(header.key, key, 32) != 0) return kMiss;
-  for (std::uint32_t shard = 0; shard < format.shards; ++shard)
-    if (header.shard_crc[shard] !=
-        crc32c(static_cast<const char *>(payload) + shard * format.stride, format.stride))
-      return kCorrupt;
-  return kOk;
+  return Descriptor(::openat(directory, name.folder(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 }
 
 // Opens for reading without following a link at the end and without hanging on a pipe.
-inline Descriptor open_object(int directory, const ObjectName &name, bool direct) {
-  const Descriptor folder = open_folder(directory, name);
-  if (!folder.valid()) return Descriptor();
+inline Descriptor open_object(int folder, const char *file_name, bool direct) {
   const int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
-  const char *const path = name.file.c_str();
-  Descriptor file(::openat(folder.number(), path, flags | (direct ? O_DIRECT : 0)));
-  if (!file.valid() && direct && errno == EINVAL) file = Descriptor(::openat(folder.number(), path, flags));
+  Descriptor file(::openat(folder, file_name, flags | (direct ? O_DIRECT : 0)));
+  if (!file.valid() && direct && errno == EINVAL) file = Descriptor(::openat(folder, file_name, flags));
   return file;
 }
 
@@ -215,28 +54,11 @@ inline std::int32_t open_failure(int error) {
   }
 }
 
-// One object into `payload` (format.payload_bytes() of memory, of undefined content unless kOk comes back).
-inline std::int32_t read_object(int directory, const ObjectName &name, const unsigned char *key,
-                                const ObjectFormat &format, HeaderPage *header, void *payload,
-                                bool direct) {
-  const Descriptor file = open_object(directory, name, direct && page_aligned(payload));
-  if (!file.valid()) return open_failure(errno);
-  struct stat status;
-  if (::fstat(file.number(), &status) != 0) return -errno;
-  if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) != format.object_bytes())
-    return kCorrupt;
-  const std::int32_t failure =
-      transfer<::preadv>(file.number(), header, payload, format.payload_bytes());
-  UCM_STEP("files.read.transferred");
-  if (failure == -ENODATA) return kCorrupt;
-  return failure != 0 ? failure : check_object(*header, format, key, payload);
-}
-
 // The folder, made on the first write into it.  Invalid, with errno, on failure.
 inline Descriptor make_folder(int directory, const ObjectName &name) {
   Descriptor folder = open_folder(directory, name);
   if (!folder.valid() && errno == ENOENT) {
-    if (::mkdirat(directory, name.folder.c_str(), 0777) != 0 && errno != EEXIST) return folder;
+    if (::mkdirat(directory, name.folder(), 0777) != 0 && errno != EEXIST) return folder;
     UCM_STEP("files.folder.made");
     folder = open_folder(directory, name);
   }
@@ -255,113 +77,289 @@ inline Descriptor create_temporary(int folder, const char *path, bool direct) {
   return file;
 }
 
-inline std::int32_t fill_file(Descriptor &file, HeaderPage *header, void *payload, std::size_t bytes,
-                              bool sync) {
-  std::int32_t failure = transfer<::pwritev>(file.number(), header, payload, bytes);
-  UCM_STEP("files.write.transferred");
-  if (failure == 0 && sync && ::fdatasync(file.number()) != 0) failure = -errno;
-  UCM_STEP("files.write.synced");
-  const std::int32_t closing = file.close();
-  UCM_STEP("files.write.closed");
-  return failure != 0 ? failure : closing;
-}
-
-// Publishes one object under its name, or leaves nothing behind.
-inline std::int32_t write_object(int directory, const ObjectName &name, const std::string &temporary,
-                                 const unsigned char *key, const ObjectFormat &format,
-                                 HeaderPage *header, void *payload, bool direct, bool sync) {
-  fill_header(*header, format, key, payload);
-  const Descriptor folder = make_folder(directory, name);
-  if (!folder.valid()) return -errno;
-  const char *const path = temporary.c_str();
-  Descriptor file = create_temporary(folder.number(), path, direct && page_aligned(payload));
-  if (!file.valid()) return -errno;
-  UCM_STEP("files.write.created");
-  std::int32_t failure = fill_file(file, header, payload, format.payload_bytes(), sync);
-  if (failure == 0 && ::renameat(folder.number(), path, folder.number(), name.file.c_str()) != 0)
-    failure = -errno;
-  UCM_STEP(failure == 0 ? "files.write.renamed" : "files.write.failed");
-  if (failure != 0) ::unlinkat(folder.number(), path, 0);
-  return failure;
-}
-
 inline std::int32_t sync_folder(int directory, const char *folder) {
   const Descriptor opened(::openat(directory, folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   return opened.valid() && ::fsync(opened.number()) == 0 ? 0 : -errno;
-}
-
-// Makes the renames of a batch survive a power loss: each folder once, then the directory of folders.
-inline void sync_folders(int directory, const std::vector<ObjectName> &names, std::int32_t *results) {
-  std::map<std::string, std::int32_t> folders;
-  for (std::size_t n = 0; n < names.size(); ++n)
-    if (results[n] == kOk) folders.emplace(names[n].folder, kOk);
-  for (auto &[folder, failure] : folders) failure = sync_folder(directory, folder.c_str());
-  const std::int32_t top_failure = folders.empty() ? kOk : sync_folder(directory, ".");
-  for (std::size_t n = 0; n < names.size(); ++n)
-    if (results[n] == kOk) results[n] = top_failure != kOk ? top_failure : folders[names[n].folder];
-}
-
-struct ObjectBatch {
-  std::vector<ObjectName> names;
-  const unsigned char *keys;      // 32 bytes each
-  const std::int64_t *payloads;   // addresses
-};
-
-inline void read_objects(const char *path, const ObjectBatch &batch, const ObjectFormat &format,
-                         bool direct, std::int32_t *results) {
-  const Descriptor directory = open_directory(path);
-  const std::int32_t failure = directory.valid() ? 0 : open_failure(errno);
-  const HeaderMemory header = make_header_memory();
-  for (std::size_t n = 0; n < batch.names.size(); ++n)
-    results[n] = failure != 0 ? failure
-                 : !header    ? -ENOMEM
-                              : read_object(directory.number(), batch.names[n], batch.keys + 32 * n, format,
-                                            header.get(), reinterpret_cast<void *>(batch.payloads[n]),
-                                            direct);
-}
-
-inline void write_objects(const char *path, const ObjectBatch &batch,
-                          const std::vector<std::string> &temporaries, const ObjectFormat &format,
-                          bool direct, bool sync, std::int32_t *results) {
-  const Descriptor directory = open_directory(path);
-  const std::int32_t failure = directory.valid() ? 0 : -errno;
-  const HeaderMemory header = make_header_memory();
-  for (std::size_t n = 0; n < batch.names.size(); ++n)
-    results[n] = failure != 0 ? failure
-                 : !header    ? -ENOMEM
-                              : write_object(directory.number(), batch.names[n], temporaries[n],
-                                             batch.keys + 32 * n, format, header.get(),
-                                             reinterpret_cast<void *>(batch.payloads[n]), direct, sync);
-  if (sync && failure == 0) sync_folders(directory.number(), batch.names, results);
 }
 
 // Whether calls by path stay below `directory`: the folder is there and is no link.  Cheaper than to
 // open it, and good enough where a wrong answer becomes a miss at the next read.
 inline bool stays_inside(int directory, const ObjectName &name) {
   struct stat status;
-  return ::fstatat(directory, name.folder.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
-         S_ISDIR(status.st_mode);
+  return ::fstatat(directory, name.folder(), &status, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(status.st_mode);
 }
 
-// 1 where a regular file of exactly `object_bytes` bears the name.
-inline void stat_objects(const char *path, const std::vector<ObjectName> &names, std::uint64_t object_bytes,
-                         std::uint8_t *present) {
-  const Descriptor directory = open_directory(path);
-  for (std::size_t n = 0; n < names.size(); ++n) {
-    struct stat status;
-    present[n] = directory.valid() && stays_inside(directory.number(), names[n]) &&
-                 ::fstatat(directory.number(), names[n].path.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
-                 S_ISREG(status.st_mode) && static_cast<std::uint64_t>(status.st_size) == object_bytes;
+inline bool older(const struct stat &status, std::int64_t not_before_ns) {
+  const auto seconds = static_cast<std::int64_t>(status.st_mtim.tv_sec);
+  return not_before_ns > 0 && seconds * 1'000'000'000 + status.st_mtim.tv_nsec < not_before_ns;
+}
+
+// Which folders were seen to be folders and no links.  A lookup believes it, and so costs one call per object; a
+// read goes by descriptors, and where it cannot enter a folder the next lookup looks again.
+class SeenFolders {
+ public:
+  bool leads_inside(int directory, const ObjectName &name) {
+    std::atomic<bool> &seen = seen_[name.folder_number()];
+    if (!seen.load(std::memory_order_relaxed) && stays_inside(directory, name))
+      seen.store(true, std::memory_order_relaxed);
+    return seen.load(std::memory_order_relaxed);
   }
-}
+  void forget(const ObjectName &name) {
+    seen_[name.folder_number()].store(false, std::memory_order_relaxed);
+  }
 
-// Sets access and modification time to now; 1 where that was possible.
-inline void touch_objects(const char *path, const std::vector<ObjectName> &names, std::uint8_t *touched) {
-  const Descriptor directory = open_directory(path);
-  for (std::size_t n = 0; n < names.size(); ++n)
-    touched[n] = directory.valid() && stays_inside(directory.number(), names[n]) &&
-                 ::utimensat(directory.number(), names[n].path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW) == 0;
-}
+ private:
+  std::atomic<bool> seen_[kFolders] = {};
+};
+
+// Keys and payloads of one call; object n is `keys + 32 * n` and `payloads[n]`.
+struct ObjectBatch {
+  std::size_t count;
+  const unsigned char *keys;
+  const std::int64_t *payloads;   // addresses
+
+  const unsigned char *key(std::size_t n) const { return keys + 32 * n; }
+  void *payload(std::size_t n) const { return reinterpret_cast<void *>(payloads[n]); }
+};
+
+// Keys, or only the part of them that is in names.
+struct NameRows {
+  std::size_t count, bytes;  // at least kNamedKeyBytes each
+  const unsigned char *rows;
+
+  const unsigned char *row(std::size_t n) const { return rows + bytes * n; }
+};
+
+// -- reading
+
+class ReadWork {
+ public:
+  static constexpr bool kWrite = false;
+
+  // `results` has a code for each shard of each object.
+  ReadWork(int directory, const ObjectFormat &format, const std::string &segment, const ObjectBatch &batch,
+           SeenFolders &seen, std::int32_t *results)
+      : directory_(directory), format_(format), segment_(segment), batch_(batch), seen_(seen),
+        results_(results) {}
+  bool direct = false;
+  std::int64_t not_before_ns = 0;
+
+  std::size_t count() const { return batch_.count; }
+
+  bool begin(std::size_t n, Moving &moving) {
+    if (!moving.header) return give(n, -ENOMEM);
+    const ObjectName name(batch_.key(n), segment_);
+    moving.folder = open_folder(directory_, name);
+    if (!moving.folder.valid()) {
+      const int error = errno;
+      seen_.forget(name);
+      return give(n, open_failure(error));
+    }
+    void *const payload = batch_.payload(n);
+    moving.file = open_object(moving.folder.number(), name.file(), direct && page_aligned(payload));
+    if (!moving.file.valid()) return give(n, open_failure(errno));
+    struct stat status;
+    if (::fstat(moving.file.number(), &status) != 0) return give(n, -errno);
+    if (!S_ISREG(status.st_mode)) return give(n, kCorrupt);
+    if (older(status, not_before_ns)) return give(n, kMiss);
+    const auto size = static_cast<std::size_t>(status.st_size);
+    if (size != format_.object_bytes()) return wrong_size(n, moving, size);
+    moving.transfer =
+        Transfer(moving.file.number(), moving.header.get(), payload, format_.payload_bytes());
+    return true;
+  }
+
+  void end(std::size_t n, Moving &moving) {
+    UCM_STEP("files.read.transferred");
+    const std::int32_t failure = moving.transfer.failure();
+    if (failure == -ENODATA) {
+      mark_short(format_, moving.transfer.moved(), of(n));
+    } else if (failure != 0) {
+      give(n, failure);
+    } else {
+      const std::int32_t code = check_header(*moving.header, format_, batch_.key(n));
+      if (code == kOk)
+        check_shards(*moving.header, format_, batch_.payload(n), of(n));
+      else
+        give(n, code);
+    }
+    moving.file.close();
+    moving.folder.close();
+  }
+
+ private:
+  std::int32_t *of(std::size_t n) const { return results_ + n * format_.shards; }
+  bool give(std::size_t n, std::int32_t code) {
+    std::fill_n(of(n), format_.shards, code);
+    return false;
+  }
+  // Damage, unless its header says that it was never meant to have our size.
+  bool wrong_size(std::size_t n, Moving &moving, std::size_t size) {
+    if (size >= kPage) {
+      Transfer header(moving.file.number(), moving.header.get(), nullptr, 0);
+      header.run(false);
+      if (header.failure() != 0 && header.failure() != -ENODATA) return give(n, header.failure());
+      if (header.failure() == 0 && check_header(*moving.header, format_, batch_.key(n)) == kForeign)
+        return give(n, kForeign);
+    }
+    if (size > format_.object_bytes()) return give(n, kCorrupt);
+    mark_short(format_, size, of(n));
+    return false;
+  }
+
+  int directory_;
+  const ObjectFormat &format_;
+  const std::string &segment_;
+  const ObjectBatch &batch_;
+  SeenFolders &seen_;
+  std::int32_t *results_;
+};
+
+// -- writing
+
+class WriteWork {
+ public:
+  static constexpr bool kWrite = true;
+
+  // `results` has a code for each object; `temporaries` a plain name that nobody else uses.
+  WriteWork(int directory, const ObjectFormat &format, const std::string &segment, const ObjectBatch &batch,
+            const std::vector<std::string> &temporaries, std::int32_t *results)
+      : directory_(directory), format_(format), segment_(segment), batch_(batch), temporaries_(temporaries),
+        results_(results) {}
+  bool direct = false, sync = false;
+
+  std::size_t count() const { return batch_.count; }
+
+  bool begin(std::size_t n, Moving &moving) {
+    if (!moving.header) return give(n, -ENOMEM);
+    void *const payload = batch_.payload(n);
+    fill_header(*moving.header, format_, batch_.key(n), payload);
+    moving.folder = make_folder(directory_, ObjectName(batch_.key(n), segment_));
+    if (!moving.folder.valid()) return give(n, -errno);
+    moving.file = create_temporary(moving.folder.number(), temporaries_[n].c_str(),
+                                   direct && page_aligned(payload));
+    if (!moving.file.valid()) return give(n, -errno);
+    UCM_STEP("files.write.created");
+    moving.transfer =
+        Transfer(moving.file.number(), moving.header.get(), payload, format_.payload_bytes());
+    return true;
+  }
+
+  // Publishes the object under its name, or leaves nothing behind.
+  void end(std::size_t n, Moving &moving) {
+    std::int32_t failure = settle(moving);
+    const char *const temporary = temporaries_[n].c_str();
+    const ObjectName name(batch_.key(n), segment_);
+    const int folder = moving.folder.number();
+    if (failure == 0 && ::renameat(folder, temporary, folder, name.file()) != 0) failure = -errno;
+    UCM_STEP(failure == 0 ? "files.write.renamed" : "files.write.failed");
+    if (failure != 0) ::unlinkat(folder, temporary, 0);
+    moving.folder.close();
+    results_[n] = failure;
+  }
+
+  // Makes the renames survive a power loss: each folder once, then the directory of folders.
+  void sync_folders() {
+    std::map<std::string, std::int32_t> folders;
+    for (std::size_t n = 0; n < count(); ++n)
+      if (results_[n] == kOk) folders.emplace(folder(n), kOk);
+    for (auto &[name, failure] : folders) failure = sync_folder(directory_, name.c_str());
+    const std::int32_t top_failure = folders.empty() ? kOk : sync_folder(directory_, ".");
+    for (std::size_t n = 0; n < count(); ++n)
+      if (results_[n] == kOk) results_[n] = top_failure != kOk ? top_failure : folders[folder(n)];
+  }
+
+ private:
+  bool give(std::size_t n, std::int32_t code) {
+    results_[n] = code;
+    return false;
+  }
+  std::string folder(std::size_t n) const { return ObjectName(batch_.key(n), segment_).folder(); }
+  std::int32_t settle(Moving &moving) const {
+    std::int32_t failure = moving.transfer.failure();
+    UCM_STEP("files.write.transferred");
+    if (failure == 0 && sync && ::fdatasync(moving.file.number()) != 0) failure = -errno;
+    UCM_STEP("files.write.synced");
+    const std::int32_t closing = moving.file.close();
+    UCM_STEP("files.write.closed");
+    return failure != 0 ? failure : closing;
+  }
+
+  int directory_;
+  const ObjectFormat &format_;
+  const std::string &segment_;
+  const ObjectBatch &batch_;
+  const std::vector<std::string> &temporaries_;
+  std::int32_t *results_;
+};
+
+// The objects of one row and segment, in one directory.  Thread-safe.
+class ObjectFiles {
+ public:
+  ObjectFiles(std::string directory, std::string segment, const ObjectFormat &format, bool uring)
+      : path_(std::move(directory)), segment_(std::move(segment)), format_(format), uring_(uring) {}
+
+  const ObjectFormat &format() const { return format_; }
+
+  // A code for each shard of each object; a payload is defined only where all of its shards are kOk.
+  // A file that was used last before `not_before_ns` is a miss (0: none is).
+  void read(const ObjectBatch &batch, bool direct, std::int64_t not_before_ns, std::int32_t *results) const {
+    const Descriptor directory = open_directory(path_.c_str());
+    if (!directory.valid()) {
+      std::fill_n(results, batch.count * format_.shards, open_failure(errno));
+      return;
+    }
+    ReadWork work(directory.number(), format_, segment_, batch, seen_, results);
+    work.direct = direct;
+    work.not_before_ns = not_before_ns;
+    move_all(work, uring_);
+  }
+
+  // A code for each object.
+  void write(const ObjectBatch &batch, const std::vector<std::string> &temporaries, bool direct, bool sync,
+             std::int32_t *results) const {
+    const Descriptor directory = open_directory(path_.c_str());
+    if (!directory.valid()) {
+      std::fill_n(results, batch.count, -errno);
+      return;
+    }
+    WriteWork work(directory.number(), format_, segment_, batch, temporaries, results);
+    work.direct = direct;
+    work.sync = sync;
+    move_all(work, uring_);
+    if (sync) work.sync_folders();
+  }
+
+  // 1 where a regular file of exactly an object's size bears the name, used since `not_before_ns`.
+  void stat(const NameRows &names, std::int64_t not_before_ns, std::uint8_t *present) const {
+    const Descriptor directory = open_directory(path_.c_str());
+    for (std::size_t n = 0; n < names.count; ++n) {
+      const ObjectName name(names.row(n), segment_);
+      struct stat status;
+      present[n] = directory.valid() && seen_.leads_inside(directory.number(), name) &&
+                   ::fstatat(directory.number(), name.path(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+                   S_ISREG(status.st_mode) &&
+                   static_cast<std::uint64_t>(status.st_size) == format_.object_bytes() &&
+                   !older(status, not_before_ns);
+    }
+  }
+
+  // Sets access and modification time to now; 1 where that was possible.
+  void touch(const NameRows &names, std::uint8_t *touched) const {
+    const Descriptor directory = open_directory(path_.c_str());
+    for (std::size_t n = 0; n < names.count; ++n) {
+      const ObjectName name(names.row(n), segment_);
+      touched[n] = directory.valid() && stays_inside(directory.number(), name) &&
+                   ::utimensat(directory.number(), name.path(), nullptr, AT_SYMLINK_NOFOLLOW) == 0;
+    }
+  }
+
+ private:
+  std::string path_, segment_;
+  ObjectFormat format_;
+  bool uring_;
+  mutable SeenFolders seen_;
+};
 
 // True when an aligned write and read with O_DIRECT go through in this directory.  The file is removed.
 inline bool probe_direct(const char *path, const std::string &temporary) {

@@ -42,48 +42,69 @@ def scatter(
 def zero_padding(payloads: NDArray[np.int64], shards: int, shard_bytes: int, stride: int) -> None:
     """Zero the bytes [shard_bytes, stride) of each of the `shards` shards of each payload."""
 
-def read_objects(
-    directory: bytes,
-    names: list[bytes],
-    keys: NDArray[np.uint8],
-    row_digest: bytes,
-    geometry: tuple[bytes, int, int],
-    payloads: NDArray[np.int64],
-    direct: bool,
-) -> NDArray[np.int32]:
-    """Read and verify objects; one code each: 0 OK, 1 MISS, 2 CORRUPT, or the negated errno.
+class ObjectFiles:
+    """The objects of one row and segment below `directory`, "<3 hex>/<32 hex>.<segment>" by key. Thread-safe.
 
-    `names` are "<folder>/<file>" below `directory`; `keys` is [n, 32]; `row_digest` is 32 bytes;
-    `geometry` is (digest of 32 bytes, shards, stride).  A payload has shards x stride bytes and undefined
-    content unless its code is OK.  `direct` asks for O_DIRECT and falls back to buffered where refused.
+    `row_digest` is 32 bytes; `geometry` is (digest of 32 bytes, shards, stride). Keys are [n, 32], payloads
+    addresses of shards x stride bytes each. `uring` moves the objects of one call through io_uring, many at
+    once, where the kernel allows it (`probe_uring`); results are the same. `direct` asks for O_DIRECT and
+    falls back to buffered where refused.
     """
 
-def write_objects(
-    directory: bytes,
-    names: list[bytes],
-    keys: NDArray[np.uint8],
-    row_digest: bytes,
-    geometry: tuple[bytes, int, int],
-    payloads: NDArray[np.int64],
-    direct: bool,
-    temporary_names: list[bytes],
-    sync: bool,
-) -> NDArray[np.int32]:
-    """Publish objects; 0 or the negated errno each.  Arguments as in `read_objects`.
+    def __init__(
+        self,
+        directory: bytes,
+        segment: bytes,
+        row_digest: bytes,
+        geometry: tuple[bytes, int, int],
+        *,
+        uring: bool = False,
+    ) -> None: ...
+    def read(
+        self,
+        keys: NDArray[np.uint8],
+        payloads: NDArray[np.int64],
+        *,
+        direct: bool,
+        not_before_ns: int = 0,
+    ) -> NDArray[np.int32]:
+        """Read and verify objects; [n, shards]: 0 OK, 1 MISS, 2 CORRUPT, 3 of another format, or -errno.
 
-    Each object is written to its temporary (a plain file name, in the object's folder), renamed into
-    place when every byte is down, and its temporary removed on any failure.  `sync` adds fdatasync and
-    an fsync of the folders.
-    """
+        Where a shard is CORRUPT the intact ones of its object are MISS; all other codes are those of a whole
+        object. A payload has undefined content unless all its codes are OK. What was used last before
+        `not_before_ns` (of the system's clock) is a MISS; 0: nothing is.
+        """
 
-def stat_objects(directory: bytes, names: list[bytes], object_bytes: int) -> NDArray[np.uint8]:
-    """1 where a regular file (not a link) of exactly `object_bytes` bytes bears the name."""
+    def write(
+        self,
+        keys: NDArray[np.uint8],
+        payloads: NDArray[np.int64],
+        temporary_names: list[bytes],
+        *,
+        direct: bool,
+        sync: bool = False,
+    ) -> NDArray[np.int32]:
+        """Publish objects, also over what bears their names; 0 or the negated errno each.
 
-def touch_objects(directory: bytes, names: list[bytes]) -> NDArray[np.uint8]:
-    """Set access and modification times to now; 1 where that was possible."""
+        Each is written to its temporary (a plain file name, in the object's folder), renamed into place when
+        every byte is down, and its temporary removed on any failure.  `sync` adds fdatasync and an fsync of
+        the folders.
+        """
+
+    def stat(self, names: NDArray[np.uint8], *, not_before_ns: int = 0) -> NDArray[np.uint8]:
+        """1 where a regular file (not a link) of exactly an object's size bears the name; one call each.
+
+        `names` is [n, 16 or more]: keys, or the part of them that is in names.
+        """
+
+    def touch(self, names: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Set access and modification times to now; 1 where that was possible."""
 
 def probe_direct(directory: bytes, temporary_name: bytes = ...) -> bool:
     """Whether an aligned O_DIRECT write and read go through in `directory`; leaves no file behind."""
+
+def probe_uring() -> bool:
+    """Whether this thread may use io_uring."""
 
 RING_MAGIC: bytes
 RING_VERSION: int

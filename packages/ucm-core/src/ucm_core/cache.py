@@ -30,7 +30,7 @@ from ucm_core.coordinator.origins import Origins
 from ucm_core.errors import LayoutError, SpecError
 from ucm_core.events import EventStream
 from ucm_core.flow.copy import BlockTarget, BufferBlocks
-from ucm_core.flow.ticket import ResultCode, Ticket, TicketGroup
+from ucm_core.flow.ticket import Ticket, TicketGroup
 from ucm_core.opening import check_grain, retention_policies, settings_of
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spaces import Space, Spaces
@@ -400,7 +400,7 @@ class Cache:
 
 
 def _note_saved(coordinator: Coordinator, row: str, keys: Keys, ticket: Ticket) -> None:
-    coordinator.saved(row, keys[ticket.object_results == ResultCode.OK])
+    coordinator.saved(row, keys[ticket.stored])
 
 
 def _account(verdict: Verdict) -> TokenAccount:

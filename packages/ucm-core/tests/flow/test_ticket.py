@@ -232,3 +232,20 @@ def test_a_group_that_is_done_calls_back_at_once(rows: list[str]) -> None:
     called: list[int] = []
     TicketGroup({row: Ticket(0, durable=False) for row in rows}).add_done_callback(lambda: called.append(1))
     assert called == [1]
+
+
+def test_what_was_there_before_is_ok_and_not_stored() -> None:
+    ticket = Ticket(4, shards=2, durable=True)
+    ticket.settle_present([1])
+    ticket.settle([0, 2], [ResultCode.OK, ResultCode.NO_SPACE])
+    assert ticket.object_results[:3].tolist() == [ResultCode.OK, ResultCode.OK, ResultCode.NO_SPACE]
+    assert ticket.stored.tolist() == [True, False, False, False]
+    assert ticket.levels.tolist()[:2] == [Level.IN_RING, Level.ON_MEDIUM]
+
+
+def test_each_shard_may_have_its_own_code_and_damage_is_what_the_object_is() -> None:
+    ticket = Ticket(2, shards=3, durable=False)
+    codes = [[ResultCode.MISS, ResultCode.CORRUPT, ResultCode.MISS], [ResultCode.OK] * 3]
+    ticket.settle([1, 0], codes)
+    assert ticket.results.tolist() == codes[::-1]
+    assert ticket.object_results.tolist() == [ResultCode.OK, ResultCode.CORRUPT]

@@ -13,7 +13,7 @@ from ucm_core import _native
 PAGE = 4096
 SHAPE = (bytes(32), 1, PAGE)
 KEYS = np.zeros((1, 32), dtype=np.uint8)
-NAME = b"000/" + b"0" * 32 + b".hx"
+NAME = "000/" + "0" * 32 + ".hx"
 TEMPORARY = b".w.1.tmp"
 
 
@@ -22,17 +22,18 @@ def payload():
     return np.full(2 * PAGE, 7, dtype=np.uint8)
 
 
-def write(
-    directory, payload, *, name=NAME, temporary=TEMPORARY, shape=SHAPE, row=bytes(32), keys=KEYS
-) -> int:
-    addresses = np.array([payload.ctypes.data])
-    path = os.fsencode(directory)
-    return int(_native.write_objects(path, [name], keys, row, shape, addresses, True, [temporary], False)[0])
+def files(directory, *, segment=b"hx", row=bytes(32), shape=SHAPE) -> _native.ObjectFiles:
+    return _native.ObjectFiles(os.fsencode(directory), segment, row, shape)
 
 
-def read(directory, payload, *, name=NAME, shape=SHAPE, row=bytes(32), keys=KEYS) -> int:
+def write(directory, payload, *, temporary=TEMPORARY, keys=KEYS, **changes) -> int:
     addresses = np.array([payload.ctypes.data])
-    return int(_native.read_objects(os.fsencode(directory), [name], keys, row, shape, addresses, True)[0])
+    return int(files(directory, **changes).write(keys, addresses, [temporary], direct=True)[0])
+
+
+def read(directory, payload, *, keys=KEYS, **changes) -> int:
+    addresses = np.array([payload.ctypes.data])
+    return int(files(directory, **changes).read(keys, addresses, direct=True)[0, 0])
 
 
 def test_an_object_goes_round(tmp_path, payload):
@@ -43,23 +44,23 @@ def test_an_object_goes_round(tmp_path, payload):
     assert not into[PAGE:].any()
 
 
-BAD_NAMES = [b"", b"plain", b"../x", b"a/..", b"a/.", b"/x", b"a/", b"a/b/c", b"../../x", b"a/b\0c", b"./x"]
+@pytest.mark.parametrize("segment", [b"", b".", b"..", b"../x", b"a/b", b"a\0b", b"/"])
+def test_a_segment_that_leaves_its_folder_is_refused(segment, tmp_path):
+    with pytest.raises(ValueError, match="segment is not a plain file name"):
+        files(tmp_path, segment=segment)
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_name_that_leaves_its_folder_is_refused(name, tmp_path, payload):
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    calls = [
-        lambda: write(inside, payload, name=name),
-        lambda: read(inside, payload, name=name),
-        lambda: _native.stat_objects(os.fsencode(inside), [name], 1),
-        lambda: _native.touch_objects(os.fsencode(inside), [name]),
-    ]
-    for call in calls:
-        with pytest.raises(ValueError, match="<folder>/<file>"):
-            call()
-    assert list(tmp_path.rglob("*")) == [inside]
+def test_a_segment_is_bounded(tmp_path, payload):
+    assert write(tmp_path, payload, segment=b"s" * 64) == 0
+    with pytest.raises(ValueError, match="65 bytes, more than 64"):
+        files(tmp_path, segment=b"s" * 65)
+
+
+def test_the_name_is_the_first_half_of_the_key(tmp_path, payload):
+    key = np.arange(0xF0, 0xF0 + 32, dtype=np.int64).astype(np.uint8)[None]
+    assert write(tmp_path, payload, keys=key) == 0
+    digits = key[0, :16].tobytes().hex()
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*")] == [f"{digits[:3]}/{digits}.hx"]
 
 
 @pytest.mark.parametrize("name", [b"", b"..", b"../x", b"a/b", b"a\0"])
@@ -80,7 +81,7 @@ def test_a_temporary_that_leaves_its_folder_is_refused(name, tmp_path, payload):
         ({"shape": (bytes(32), 897, PAGE)}, "shards 897"),
         ({"shape": (bytes(32), 1, 100)}, "stride 100 is not a positive multiple of 4096"),
         ({"shape": (bytes(32), 1, -PAGE)}, "stride -4096"),
-        ({"keys": np.zeros((2, 32), dtype=np.uint8)}, "1 names, 2 keys and 1 payloads"),
+        ({"keys": np.zeros((2, 32), dtype=np.uint8)}, "2 keys and 1 payloads"),
     ],
 )
 @pytest.mark.parametrize("call", [read, write])
@@ -99,8 +100,8 @@ def test_keys_of_another_shape_are_never_converted(keys, tmp_path, payload):
 def test_a_directory_that_is_not_there_is_a_miss_to_readers_and_an_error_to_writers(tmp_path, payload):
     assert read(tmp_path / "no", payload) == 1
     assert write(tmp_path / "no", payload) == -errno.ENOENT
-    assert _native.stat_objects(os.fsencode(tmp_path / "no"), [NAME], 2 * PAGE).tolist() == [0]
-    assert _native.touch_objects(os.fsencode(tmp_path / "no"), [NAME]).tolist() == [0]
+    assert files(tmp_path / "no").stat(KEYS).tolist() == [0]
+    assert files(tmp_path / "no").touch(KEYS).tolist() == [0]
 
 
 def test_a_temporary_of_somebody_else_is_not_overwritten_and_not_removed(tmp_path, payload):
@@ -118,14 +119,62 @@ def test_a_folder_that_is_a_file_is_a_miss_to_readers_and_an_error_to_writers(tm
     assert (tmp_path / "000").read_text() == "mine"
 
 
-def test_only_whole_regular_files_are_present(tmp_path, payload):
+@pytest.mark.parametrize("kind", ["link", "folder", "short", "long", "none"])
+def test_only_whole_regular_files_are_present(kind, tmp_path, payload):
     write(tmp_path, payload)
-    directory = os.fsencode(tmp_path)
-    (tmp_path / "000" / "link").symlink_to(NAME.decode().removeprefix("000/"))
-    (tmp_path / "000" / "folder").mkdir()
-    present = [NAME, b"000/link", b"000/folder", b"000/none", b"001/none"]
-    assert _native.stat_objects(directory, present, 2 * PAGE).tolist() == [1, 0, 0, 0, 0]
-    assert _native.stat_objects(directory, [NAME], 2 * PAGE + 1).tolist() == [0]
+    assert files(tmp_path).stat(KEYS).tolist() == [1]
+    path = tmp_path / NAME
+    moved = path.rename(path.with_name("moved"))
+    if kind == "link":
+        path.symlink_to(moved)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind != "none":
+        path.write_bytes(bytes(2 * PAGE + (1 if kind == "long" else -1)))
+    assert files(tmp_path).stat(KEYS).tolist() == [0]
+
+
+def test_a_lookup_needs_no_more_than_the_names(tmp_path, payload):
+    write(tmp_path, payload)
+    assert files(tmp_path).stat(np.ascontiguousarray(KEYS[:, :16])).tolist() == [1]
+    for call in (files(tmp_path).stat, files(tmp_path).touch):
+        with pytest.raises(ValueError, match="15 bytes, fewer than 16"):
+            call(np.ascontiguousarray(KEYS[:, :15]))
+
+
+def test_a_lookup_never_leaves_by_a_folder_that_was_a_link_at_first(tmp_path, payload):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    write(tmp_path, payload)
+    (inside / "000").symlink_to(tmp_path / "000")
+    assert files(inside).stat(KEYS).tolist() == [0]
+
+
+def test_a_folder_that_became_a_link_later_is_never_read(tmp_path, payload):
+    """A lookup may believe the folder that it knows; what counts is that no load delivers it."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    write(tmp_path, payload)
+    known = files(tmp_path)
+    assert known.stat(KEYS).tolist() == [1]
+    (tmp_path / "000").rename(outside / "000")
+    (tmp_path / "000").symlink_to(outside / "000")
+    assert known.read(KEYS, np.array([payload.ctypes.data]), direct=True).tolist() == [[1]]
+    assert known.touch(KEYS).tolist() == [0]
+    assert known.stat(KEYS).tolist() == [0]
+
+
+def test_what_was_not_used_for_long_is_absent_to_lookups_and_reads(tmp_path, payload):
+    write(tmp_path, payload)
+    os.utime(tmp_path / NAME, ns=(0, 1_000_000_005))
+    known, addresses = files(tmp_path), np.array([payload.ctypes.data])
+    for not_before_ns, there in [(0, 1), (1_000_000_005, 1), (1_000_000_006, 0)]:
+        assert known.stat(KEYS, not_before_ns=not_before_ns).tolist() == [there]
+        codes = known.read(KEYS, addresses, direct=True, not_before_ns=not_before_ns)
+        assert codes.tolist() == [[1 - there]]
+    assert (tmp_path / NAME).exists()
+    known.touch(KEYS)
+    assert known.stat(KEYS, not_before_ns=1_000_000_006).tolist() == [1]
 
 
 def test_the_probe_leaves_nothing_and_spares_what_is_there(tmp_path):

@@ -59,12 +59,12 @@ class Shelf:
     def read(self, keys: np.ndarray) -> list[int]:
         """Read and return the codes."""
         into = Payloads(len(keys), geometry=self.tier.geometry, seed=None)
-        return self.tier.read(keys, into.addresses).tolist()
+        return self.tier.read(keys, into.addresses).max(axis=1).tolist()
 
     def read_one(self, key: np.ndarray) -> tuple[int, np.ndarray]:
         """Return code and payload of one object."""
         into = Payloads(1, geometry=self.tier.geometry, seed=None)
-        return int(self.tier.read(key[None], into.addresses)[0]), into.bytes[0]
+        return int(self.tier.read(key[None], into.addresses).max()), into.bytes[0]
 
 
 def make_tier(

@@ -8,11 +8,13 @@ import os
 import resource
 import signal
 
+import numpy as np
 import pytest
 from kernel_errors import failing
 from objects import GEOMETRY, Payloads, make_keys, make_tier, open_shelf
 
 from ucm_core.flow.ticket import ResultCode
+from ucm_core.ops import metrics
 from ucm_core.store.root import CacheRoot
 
 OK, UNAVAILABLE, NO_SPACE = ResultCode.OK, ResultCode.UNAVAILABLE, ResultCode.NO_SPACE
@@ -101,7 +103,7 @@ def test_a_file_system_that_refuses_direct_access_is_used_buffered(tmp_path, cap
     assert failing(
         "openat", errno.EINVAL, lambda: tier.write(keys, payloads.addresses).tolist(), flags=os.O_DIRECT
     ) == [OK, OK]
-    assert tier.read(keys, payloads.addresses).tolist() == [OK, OK]
+    assert not tier.read(keys, payloads.addresses).any()
     assert list(tmp_path.rglob("*.tmp")) == []
     root.close()
 
@@ -122,5 +124,105 @@ def test_memory_that_is_not_aligned_is_moved_buffered(shift, shelf):
     assert shelf.tier.write(keys, payloads.addresses[:1] + shift).tolist() == [OK]
     expected = payloads.bytes.reshape(-1)[shift:][: GEOMETRY.payload_bytes].tobytes()
     into = Payloads(2, seed=None)
-    assert shelf.tier.read(keys, into.addresses[:1] + shift).tolist() == [OK]
+    assert not shelf.tier.read(keys, into.addresses[:1] + shift).any()
     assert into.bytes.reshape(-1)[shift:][: GEOMETRY.payload_bytes].tobytes() == expected
+
+
+# -- tried again
+
+
+class FailingFirst:
+    """A double of the native files whose first writes fail with chosen errors, then it does what they do."""
+
+    def __init__(self, objects: object, errors: list[int]) -> None:
+        self._objects, self._errors = objects, errors
+        self.attempts = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._objects, name)
+
+    def write(self, keys, payloads, temporary_names, **options):
+        self.attempts += 1
+        if not self._errors:
+            return self._objects.write(keys, payloads, temporary_names, **options)
+        return np.full(len(keys), -self._errors.pop(0), dtype=np.int32)
+
+
+def retries() -> float:
+    return metrics.WRITE_RETRIES._value.get()
+
+
+def interrupted(shelf, errors: list[int]) -> FailingFirst:
+    shelf.tier._objects = double = FailingFirst(shelf.tier._objects, errors)
+    return double
+
+
+PASSING = [errno.EIO, errno.EINTR, errno.EAGAIN, errno.ESTALE, errno.ENOBUFS, errno.EMFILE, errno.ETIMEDOUT]
+
+
+@pytest.mark.parametrize("error", PASSING)
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_write_whose_error_passes_is_stored_and_counted(times, error, shelf):
+    keys, before = make_keys(2), retries()
+    double = interrupted(shelf, [error] * times)
+    assert shelf.write(keys) == [OK, OK]
+    assert (double.attempts, retries() - before) == (times + 1, 2 * times)
+    assert shelf.read(keys) == [OK, OK]
+    assert shelf.root.usage.used_bytes == 2 * GEOMETRY.object_bytes
+
+
+@pytest.mark.parametrize("error", PASSING)
+def test_a_write_is_tried_three_times_and_no_more(error, shelf):
+    keys, before = make_keys(2), retries()
+    double = interrupted(shelf, [error] * 9)
+    assert shelf.write(keys) == [UNAVAILABLE] * 2
+    assert (double.attempts, retries() - before) == (3, 4)
+    assert shelf.tier.statistics().failed == 2
+    assert shelf.root.usage.used_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errno.ENOSPC, NO_SPACE),
+        (errno.EDQUOT, NO_SPACE),
+        (errno.EACCES, UNAVAILABLE),
+        (errno.EROFS, UNAVAILABLE),
+    ],
+)
+def test_what_does_not_pass_by_itself_is_not_tried_again(error, code, shelf):
+    double = interrupted(shelf, [error])
+    assert shelf.write(make_keys(2)) == [code] * 2
+    assert double.attempts == 1
+
+
+def test_each_attempt_has_a_temporary_of_its_own(shelf):
+    """The first one's may still be there when the disk refuses to remove it."""
+    keys = make_keys(1)
+    assert failing("renameat", errno.EIO, lambda: shelf.write(keys)) == [UNAVAILABLE]
+    assert int(shelf.root.temporary_name().decode().split("-")[1].split(".")[0]) == 4
+
+
+# -- files that stay unreadable
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_write_replaces_what_could_not_be_read(error, shelf):
+    keys = make_keys(2)
+    shelf.write(keys)
+    before = [shelf.file(key).stat().st_ino for key in keys]
+    failing("preadv", error, lambda: shelf.read(keys[:1]))
+    assert shelf.tier.exist(keys).tolist() == [True, True]
+    assert shelf.tier.stored(keys).tolist() == [False, True]
+    assert shelf.write(keys) == [OK, OK]
+    after = [shelf.file(key).stat().st_ino for key in keys]
+    assert [old != new for old, new in zip(before, after, strict=True)] == [True, False]
+    assert shelf.tier.stored(keys).all()
+
+
+def test_what_could_be_read_again_needs_no_write(shelf):
+    keys = make_keys(2)
+    shelf.write(keys)
+    failing("preadv", errno.EIO, lambda: shelf.read(keys))
+    assert shelf.read(keys) == [OK, OK]
+    assert shelf.tier.stored(keys).all()

@@ -31,7 +31,7 @@ def test_what_was_written_is_read(shelf):
     keys, payloads, into = make_keys(4), Payloads(4), Payloads(4, seed=None)
     assert shelf.tier.write(keys, payloads.addresses).tolist() == [OK] * 4
     assert shelf.tier.exist(keys).all()
-    assert shelf.tier.read(keys, into.addresses).tolist() == [OK] * 4
+    assert shelf.tier.read(keys, into.addresses).tolist() == [[OK] * 3] * 4
     np.testing.assert_array_equal(into.bytes, payloads.bytes)
 
 
@@ -47,7 +47,7 @@ def test_any_geometry_and_alignment_comes_back(shape, aligned, tmp_path_factory)
     flat[0, shift:] = flat[0, : flat.shape[1] - shift].copy() if shift else flat[0]
     key = make_keys(1)
     assert shelf.tier.write(key, payloads.addresses[:1] + shift).tolist() == [OK]
-    assert shelf.tier.read(key, into.addresses[:1] + shift).tolist() == [OK]
+    assert not shelf.tier.read(key, into.addresses[:1] + shift).any()
     size = geometry.payload_bytes
     both = (each.bytes.reshape(-1)[shift : shift + size] for each in (payloads, into))
     np.testing.assert_array_equal(*both)

@@ -37,7 +37,7 @@ LOAD_STAGES = (
     "Ring.release",
 )
 SAVE_STAGES = (
-    "FileTier.exist",
+    "FileTier.stored",
     "Ring.claim",
     "Ring.addresses",
     "Ring.publish",

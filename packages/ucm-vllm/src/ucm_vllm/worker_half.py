@@ -264,7 +264,7 @@ class WorkerHalf:
             if not ticket.done:
                 still_saving.append((row, keys, ticket))
                 continue
-            kept = ticket.object_results == ResultCode.OK
+            kept = ticket.stored
             if kept.any():
                 self._news.stored.append((row, keys[kept]))
         self._saving = still_saving

@@ -95,6 +95,7 @@ class Ticket:
         self._results: Codes = np.full((objects, shards), _PENDING)
         self._durable: Codes = np.full(objects, _PENDING)
         self._levels: Codes = np.zeros(objects, dtype=np.uint8)  # of Level.SUBMITTED
+        self._present: npt.NDArray[np.bool_] = np.zeros(objects, dtype=np.bool_)
         self._asks_medium = durable
         self._cancelled = False
         self._shard_waiters = 0
@@ -110,7 +111,7 @@ class Ticket:
 
     @property
     def object_results(self) -> Codes:
-        """One code per object, ``uint8[objects]``: ``OK`` when all shards are, else the first other code."""
+        """One code per object, ``uint8[objects]``: ``OK`` when all shards are, else the highest code."""
         with self._changed:
             return _worst(self._results)
 
@@ -119,6 +120,16 @@ class Ticket:
         """One code per object for the medium, ``uint8[objects]``."""
         with self._changed:
             return self._durable.copy()
+
+    @property
+    def stored(self) -> npt.NDArray[np.bool_]:
+        """Where this save brought the bytes, ``bool[objects]``; False where the medium had them before.
+
+        What was there before may be what failed to load; what was stored is new.
+        """
+        with self._changed:
+            stored: npt.NDArray[np.bool_] = (_worst(self._results) == ResultCode.OK) & ~self._present
+            return stored
 
     @property
     def levels(self) -> Codes:
@@ -186,14 +197,18 @@ class Ticket:
     # -- what the store writes
 
     def settle(self, objects: Indices, codes: npt.ArrayLike, *, shards: slice = slice(None)) -> None:
-        """Give ``objects`` (indices) their code, one for all or one each. A shard that has one keeps it."""
-        index, values = _pairs(objects, codes)
+        """Give ``objects`` (indices) their code: one for all, for each, or for each shard of each.
+
+        A shard that has one keeps it.
+        """
+        index = np.atleast_1d(np.asarray(objects, dtype=np.int64))
+        given = np.asarray(codes, dtype=np.uint8)
+        values = given[:, None] if given.ndim == 1 else given
         with self._changed:
             window = self._results[index, shards]
             pending = window == _PENDING
             all_pending = np.count_nonzero(pending) == pending.size
-            whole = values[:, None]
-            self._results[index, shards] = whole if all_pending else np.where(pending, whole, window)
+            self._results[index, shards] = values if all_pending else np.where(pending, values, window)
             self._follow(index)
             done = self._is_done()
             if done or self._shard_waiters:  # who waits for all is not woken for a part
@@ -214,6 +229,13 @@ class Ticket:
             self._levels[reached] = np.maximum(self._levels[reached], level)
             if not (self._durable == _PENDING).any():
                 self._changed.notify_all()
+
+    def settle_present(self, objects: Indices) -> None:
+        """Say that ``objects`` are on the medium already: ``OK`` at once, and not `stored`."""
+        with self._changed:
+            self._present[np.asarray(objects, dtype=np.int64)] = True
+        self.settle(objects, ResultCode.OK)
+        self.settle_durable(objects, ResultCode.OK)
 
     def settle_rest(self, code: ResultCode) -> None:
         """Give everything that is still pending, on either level, this code (the border of a worker)."""
@@ -308,9 +330,8 @@ def _pairs(objects: Indices, codes: npt.ArrayLike) -> tuple[npt.NDArray[np.int64
 
 
 def _worst(results: Codes) -> Codes:
-    """Reduce shards to one code: pending wins (not known yet), then the first code that is not ``OK``."""
+    """Reduce shards to one code, the highest: ``PENDING`` above all (not known yet), damage above a miss."""
     if not np.count_nonzero(results):  # most often; and so where there are no shards
         return np.zeros(results.shape[0], dtype=np.uint8)
-    pending = (results == _PENDING).any(axis=1)
-    first = np.take_along_axis(results, (results != _OK).argmax(axis=1)[:, None], axis=1)[:, 0]
-    return np.where(pending, _PENDING, first)
+    highest: Codes = results.max(axis=1)
+    return highest

@@ -26,4 +26,5 @@ OBJECTS_FAILED = Counter(
     "ucm_objects_failed_total", "Objects not delivered or not kept", ["operation", "reason"]
 )
 OBJECTS_DROPPED = Counter("ucm_objects_dropped_total", "Objects removed from the medium", ["reason"])
+WRITE_RETRIES = Counter("ucm_write_retries_total", "Objects whose file was written again after an error")
 ERRORS = Counter("ucm_errors_total", "Failures caught at a border", ["where"])

@@ -88,9 +88,13 @@ class NoFiles:
         """None does."""
         return np.zeros(len(keys), dtype=np.bool_)
 
+    def stored(self, keys: Keys) -> Mask:
+        """None is."""
+        return np.zeros(len(keys), dtype=np.bool_)
+
     def read(self, keys: Keys, payload_addresses: Int64s) -> Codes:  # noqa: ARG002
         """All ``MISS``."""
-        return np.full(len(keys), ResultCode.MISS, dtype=np.uint8)
+        return np.full((len(keys), self.geometry.shards), ResultCode.MISS, dtype=np.uint8)
 
     def write(self, keys: Keys, payload_addresses: Int64s, *, sync: bool = False) -> Codes:  # noqa: ARG002
         """All ``NO_SPACE``."""

@@ -1,8 +1,9 @@
 """Files: the durable tier of one row and segment, an object per file, no index.
 
 What exists is what load will accept: a file gets its name when all its bytes are down. What load does not
-accept (short, changed, swapped, foreign) is a miss, is removed, and the next write heals it. An error that
-may pass (EIO, ESTALE, EACCES) removes nothing.
+accept (short, changed, swapped) is a miss, is removed, and the next write heals it. An error that may pass
+(EIO, ESTALE, EACCES) removes nothing, and neither does an object of another format version, byte order or
+geometry; what failed so is no reason for the next write to do nothing: it replaces it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import logging
 import os
 import stat
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ from ucm_core.flow.ticket import Codes, ResultCode
 from ucm_core.ops import metrics
 from ucm_core.spec.keys import NAME_BYTES, Keys
 from ucm_core.store import names
+from ucm_core.store.doubts import Doubts
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.journal import Place
 from ucm_core.store.root import CacheRoot
@@ -42,8 +45,18 @@ SLICE_NAMES = 4096
 
 _log = logging.getLogger("ucm_core.store")
 
-_MISS, _CORRUPT = 1, 2  # as read_objects says it; anything below zero is an errno
+RETRY_PAUSES_S = (0.002, 0.02)
+"""Before the second and the third attempt of a write whose error may pass; there is no fourth."""
+
+_MISS, _CORRUPT, _FOREIGN = 1, 2, 3  # as the native side says it; anything below zero is an errno
 _FULL = (-errno.ENOSPC, -errno.EDQUOT)
+_PASSING = tuple(
+    -number
+    for number in (
+        *(errno.EIO, errno.EINTR, errno.EAGAIN, errno.ESTALE, errno.ENOBUFS, errno.ENOMEM, errno.EBUSY),
+        *(errno.ETIMEDOUT, errno.EREMOTEIO, errno.EMFILE, errno.ENFILE, errno.ECONNRESET),
+    )
+)
 _KEY_AT, _ROW_AT, _HEAD_BYTES = 56, 88, 120  # of the header page: key, row digest, end of both
 
 
@@ -59,6 +72,8 @@ class FileStatistics:
     """Found damaged and removed."""
     failed: int
     """Not read or not written because of an error of the system."""
+    foreign: int
+    """Found to be of another format version, byte order or geometry, and left alone."""
 
 
 class FileTier:
@@ -83,10 +98,15 @@ class FileTier:
         self.segment = segment
         """The slice of the model that the objects hold."""
         self._root = root
-        self._path = os.fsencode(directory)
         # The segment is in the digest, so that a file under another segment's name is not taken for its own.
         self._row_digest = hashlib.blake2b(row_seed + segment.encode(), digest_size=32).digest()
-        self._shape = (geometry.digest, geometry.shards, geometry.stride)
+        self._objects = _native.ObjectFiles(
+            os.fsencode(directory),
+            segment.encode(),
+            self._row_digest,
+            (geometry.digest, geometry.shards, geometry.stride),
+        )
+        self._foreign, self._unreadable = Doubts(), Doubts()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._told: set[tuple[str, int]] = set()
@@ -99,46 +119,51 @@ class FileTier:
             self._note_absent(keys, ~found)
         return found
 
+    def stored(self, keys: Keys) -> Mask:
+        """Return which keys need no write, ``bool[n]``: a whole object is there, and did not fail to load."""
+        return self.exist(keys) & ~self._unreadable.among(keys)
+
     def _exist(self, keys: Keys) -> Mask:
         if not self._root.available or not len(keys):
             return np.zeros(len(keys), dtype=np.bool_)
-        found = _native.stat_objects(self._path, self._names(keys), self.geometry.object_bytes)
-        return found.astype(np.bool_)
+        found = self._objects.stat(np.ascontiguousarray(keys)).view(np.bool_)
+        return found & ~self._foreign.among(keys) if self._foreign else found
 
     def read(self, keys: Keys, payload_addresses: Addresses) -> Codes:
-        """Read and verify objects, ``uint8[n]`` of `ResultCode`; a payload is defined only where OK.
+        """Read and verify objects, ``uint8[n, shards]`` of `ResultCode`; only where all are OK is a payload.
 
-        OK, MISS, CORRUPT (removed, counted) or UNAVAILABLE (an error that may pass; nothing removed).
+        OK, MISS, CORRUPT (the damaged shards; the others of that object are a MISS, because it is removed)
+        or UNAVAILABLE (an error that may pass; nothing removed).
         """
         if not self._root.available or not len(keys):
-            return np.full(len(keys), ResultCode.MISS, dtype=np.uint8)
-        results = _native.read_objects(
-            self._path,
-            self._names(keys),
+            return np.full((len(keys), self.geometry.shards), ResultCode.MISS, dtype=np.uint8)
+        results = self._objects.read(
             np.ascontiguousarray(keys),
-            self._row_digest,
-            self._shape,
             np.ascontiguousarray(payload_addresses, dtype=np.int64),
-            self._root.direct,
+            direct=self._root.direct,
         )
-        corrupt = np.flatnonzero(results == _CORRUPT)
+        good: Mask = np.logical_not(results.any(axis=1))
+        corrupt: Mask = (results == _CORRUPT).any(axis=1)
+        whole = results[:, 0]  # all codes but CORRUPT are those of a whole object
         self._remove(keys[corrupt], "corrupt")
-        self._note_absent(keys, results == _MISS)
-        self._count(read=int((results == 0).sum()), corrupt=corrupt.size)
-        self._tell("read", results)
+        self._note_absent(keys, (whole == _MISS) & ~corrupt)
+        self._judge(keys, good=good, foreign=whole == _FOREIGN, failed=whole < 0)
+        self._count(read=int(good.sum()), corrupt=int(corrupt.sum()))
+        self._tell("read", whole)
         return _codes(results)
 
     def write(self, keys: Keys, payload_addresses: Addresses, *, sync: bool = False) -> Codes:
-        """Publish objects, ``uint8[n]`` of `ResultCode`; those that exist already are OK untouched.
+        """Publish objects, ``uint8[n]`` of `ResultCode`; those that are `stored` already are OK untouched.
 
-        OK, NO_SPACE (the bound or the file system) or UNAVAILABLE. A key that is twice in the batch is
-        written once. Padding between shards must be zero. ``sync``: on the device before this returns.
+        OK, NO_SPACE (the bound or the file system) or UNAVAILABLE. What fails in a way that may pass is tried
+        again, a few times within milliseconds. A key that is twice in the batch is written once. Padding
+        between shards must be zero. ``sync``: on the device before this returns.
         """
         codes = np.full(len(keys), ResultCode.UNAVAILABLE, dtype=np.uint8)
         if not self._root.available or not len(keys):
             return codes
         _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        codes[first[self.exist(keys[first])]] = ResultCode.OK
+        codes[first[self.stored(keys[first])]] = ResultCode.OK
         todo = np.sort(first[codes[first] != ResultCode.OK])
         try:
             granted = self._root.usage.reserve_objects(todo.size, self.geometry.object_bytes)
@@ -155,7 +180,7 @@ class FileTier:
     def touch(self, keys: Keys) -> None:
         """Mark objects as used now, for the collector; absent ones are passed over."""
         if self._root.available and len(keys):
-            _native.touch_objects(self._path, self._names(keys))
+            self._objects.touch(np.ascontiguousarray(keys))
 
     def drop(self, keys: Keys) -> Mask:
         """Remove objects; return where there was one, ``bool[n]``. A reader that has it open reads on."""
@@ -184,38 +209,70 @@ class FileTier:
         """Return the counts so far."""
         with self._lock:
             counts = self._counts
-            return FileStatistics(counts["read"], counts["written"], counts["corrupt"], counts["failed"])
-
-    def _names(self, keys: Keys) -> list[bytes]:
-        return names.object_names(keys, self.segment)
+            return FileStatistics(*(counts[field.name] for field in fields(FileStatistics)))
 
     def _write_reserved(self, keys: Keys, addresses: Addresses, *, sync: bool) -> Codes:
         """Write what has room reserved, and settle the reservation whatever happens."""
         size, written = self.geometry.object_bytes, 0
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            results = _native.write_objects(
-                self._path,
-                self._names(keys),
-                np.ascontiguousarray(keys),
-                self._row_digest,
-                self._shape,
-                np.ascontiguousarray(addresses, dtype=np.int64),
-                self._root.direct,
-                [self._root.temporary_name() for _ in range(len(keys))],
-                sync,
+            results = self._write_patiently(
+                np.ascontiguousarray(keys), np.ascontiguousarray(addresses, dtype=np.int64), sync=sync
             )
             written = int((results == 0).sum())
         finally:
             self._root.usage.settle(len(keys) * size, written_bytes=written * size)
+        self._judge(keys, good=results == 0)
         self._count(written=written)
         self._root.journal.tell(self._place, keys[results == 0], stored=True, exist=self._exist)
         self._tell("write", results)
         return _codes(results)
 
+    def _write_patiently(self, keys: Keys, addresses: Addresses, *, sync: bool) -> Results:
+        """Write, and again what failed by an error that may pass: new files each time, never half of one."""
+        results = self._write_once(keys, addresses, sync=sync)
+        for pause_s in RETRY_PAUSES_S:
+            again = np.flatnonzero(np.isin(results, _PASSING))
+            if not again.size:
+                break
+            time.sleep(pause_s)
+            metrics.WRITE_RETRIES.inc(again.size)
+            results[again] = self._write_once(keys[again], addresses[again], sync=sync)
+        return results
+
+    def _write_once(self, keys: Keys, addresses: Addresses, *, sync: bool) -> Results:
+        temporary_names = [self._root.temporary_name() for _ in range(len(keys))]
+        return self._objects.write(keys, addresses, temporary_names, direct=self._root.direct, sync=sync)
+
+    def _judge(
+        self, keys: Keys, *, good: Mask, foreign: Mask | None = None, failed: Mask | None = None
+    ) -> None:
+        """Remember what a lookup or a write must not take for whole, and forget what was read or written."""
+        self._foreign.clear(keys[good])
+        self._unreadable.clear(keys[good])
+        if failed is not None and failed.any():
+            self._unreadable.add(keys[failed])
+        if foreign is not None and foreign.any():
+            self._foreign.add(keys[foreign])
+            self._count(foreign=int(foreign.sum()))
+            self._say_foreign()
+
+    def _say_foreign(self) -> None:
+        with self._lock:
+            new = ("read", _FOREIGN) not in self._told
+            self._told.add(("read", _FOREIGN))
+        if new:
+            _log.warning(
+                "objects in %s have another format version, byte order or geometry: they count as absent, and"
+                " stay until the same object is saved again",
+                self.directory,
+            )
+
     def _remove(self, keys: Keys, reason: str) -> Mask:
         """Remove what bears the names: a file or a link, and a directory only when it is empty."""
-        sizes = [_unlink(self.directory, os.fsdecode(name)) for name in self._names(keys)]
+        sizes = [
+            _unlink(self.directory, os.fsdecode(name)) for name in names.object_names(keys, self.segment)
+        ]
         removed = np.array([size is not None for size in sizes], dtype=np.bool_)
         metrics.OBJECTS_DROPPED.labels(reason=reason).inc(int(removed.sum()))
         self._note_absent(keys, removed)
@@ -276,7 +333,7 @@ def _codes(results: Results) -> Codes:
     """Translate the native results."""
     codes = np.full(results.shape, ResultCode.UNAVAILABLE, dtype=np.uint8)
     codes[results == 0] = ResultCode.OK
-    codes[results == _MISS] = ResultCode.MISS
+    codes[(results == _MISS) | (results == _FOREIGN)] = ResultCode.MISS
     codes[results == _CORRUPT] = ResultCode.CORRUPT
     codes[np.isin(results, _FULL)] = ResultCode.NO_SPACE
     return codes

@@ -133,7 +133,7 @@ class _Chunk:
             return
         keys = self.order.batch.keys[self.ids[places]]
         codes = self.tiers.files.read(keys, self.held.addresses(places))
-        good = codes == ResultCode.OK
+        good = ~codes.any(axis=1)
         self.held.publish(places[good])
         self.held.abort(places[~good])
         _settle(self.order, self.ids[places[~good]], codes[~good])
@@ -151,7 +151,7 @@ def _load_past_ring(tiers: Tiers, order: LoadOrder, ids: Int64s) -> None:
     """Read into private memory: one piece per I/O thread, and so bounded."""
     memory = PrivateMemory(ids.size, tiers.files.geometry.payload_bytes)
     codes = tiers.files.read(order.batch.keys[ids], memory.addresses)
-    good = codes == ResultCode.OK
+    good = ~codes.any(axis=1)
     _settle(order, ids[~good], codes[~good])
     _deliver(tiers, order, ids[good], memory.addresses[good], "file")
 
@@ -170,8 +170,9 @@ def _deliver(tiers: Tiers, order: LoadOrder, ids: Int64s, addresses: Int64s, tie
 
 
 def _settle(order: LoadOrder, ids: Int64s, codes: npt.ArrayLike) -> None:
-    """Settle what nothing is copied for, with one code for all or one each."""
+    """Settle what nothing is copied for, with a code for all, for each, or for each shard of each."""
     if ids.size:
-        codes = np.broadcast_to(np.asarray(codes, dtype=np.uint8), ids.shape)
         order.batch.settle(order.ticket, ids, codes=codes)
-        count_failures(order.operation, codes)
+        given = np.asarray(codes, dtype=np.uint8)
+        objects = given.max(axis=1) if given.ndim == 2 else np.broadcast_to(given, ids.shape)
+        count_failures(order.operation, objects)

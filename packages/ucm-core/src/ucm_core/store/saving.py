@@ -58,10 +58,8 @@ class Save:
                 return
 
     def _skip_files(self, ids: Int64s) -> Int64s:
-        on_file = self._tiers.files.exist(self._batch.keys)
-        present = ids[on_file]
-        self._batch.settle(self._ticket, present, codes=ResultCode.OK)
-        self._ticket.settle_durable(self._batch.positions(present), ResultCode.OK)
+        on_file = self._tiers.files.stored(self._batch.keys)
+        self._ticket.settle_present(self._batch.positions(ids[on_file]))
         return ids[~on_file]
 
     def _wave(self, ids: Int64s, deadline: float, *, on_io_thread: bool) -> _Left:

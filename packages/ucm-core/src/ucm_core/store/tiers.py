@@ -136,9 +136,10 @@ class KeyBatch:
         return self.expand(ids)[0]
 
     def settle(self, ticket: Ticket, ids: Int64s, *, codes: npt.ArrayLike) -> None:
-        """Settle every position of the distinct keys ``ids``, one code for all or one each."""
+        """Settle all positions of the distinct keys ``ids``: a code for all, for each, or for each shard."""
         positions, which = self.expand(ids)
-        ticket.settle(positions, np.broadcast_to(np.asarray(codes, dtype=np.uint8), ids.shape)[which])
+        given = np.asarray(codes, dtype=np.uint8)
+        ticket.settle(positions, given[which] if given.ndim else given)
 
 
 class Room(Protocol):
