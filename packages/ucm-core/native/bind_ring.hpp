@@ -139,6 +139,24 @@ inline Array<uint8_t> touch(ucm::Ring &ring, KeyRows keys, uint32_t now_s, uint3
   return found.give();
 }
 
+inline std::tuple<Array<uint8_t>, Array<uint8_t>> residents(const ucm::Ring &ring) {
+  std::vector<ucm::Key> keys;
+  std::vector<uint8_t> referenced;
+  {
+    Working working(ring);
+    ring.for_each_resident([&](const ucm::Key &key, bool is_referenced) {
+      keys.push_back(key);
+      referenced.push_back(is_referenced);
+    });
+  }
+  Output<uint8_t> all_bytes(32 * keys.size()), all_referenced(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    std::memcpy(all_bytes.data() + 32 * i, &keys[i], 32);
+    all_referenced[i] = referenced[i];
+  }
+  return {all_bytes.give(), all_referenced.give()};
+}
+
 inline Array<uint8_t> drop(ucm::Ring &ring, KeyRows keys) {
   const std::vector<ucm::Key> parsed = parse(keys);
   Output<uint8_t> dropped(parsed.size());
@@ -370,6 +388,7 @@ inline void bind_ring(nanobind::module_ &m) {
       .def("release", &release, "slots"_a.noconvert())
       .def("touch", &touch, "keys"_a.noconvert(), "now_s"_a, "interval_s"_a)
       .def("drop", &drop, "keys"_a.noconvert())
+      .def("residents", &residents)
       .def("addresses", &addresses, "slots"_a.noconvert())
       .def("take_all", &take_all)
       .def("ask_for_huge_pages", &ask_for_huge_pages)

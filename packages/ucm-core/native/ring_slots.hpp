@@ -96,6 +96,22 @@ public:
     return due && stamp.compare_exchange_strong(last, now_s, std::memory_order_relaxed) ? Touch::kDue : Touch::kKnown;
   }
 
+  // Calls `tell(key, referenced)` for every key that a slot holds or is being filled with, and says whether any
+  // participant holds a reference to it. Takes nothing, so each answer is of its own moment; the references of
+  // one that died count until somebody notices.
+  template <class Tell>
+  void for_each_resident(Tell tell) const {
+    for (uint32_t slot = 0; slot < slots_; ++slot) {
+      const Word word = load(slot);
+      if (word.state() == SlotState::kEmpty || word.state() == SlotState::kFailed) continue;
+      const Key key = slot_[slot].read_key();
+      bool referenced = false;
+      for (uint32_t k = 0; k < kParticipants && !referenced; ++k)
+        referenced = pins(slot, k).load(std::memory_order_relaxed) != 0;
+      if (load(slot).version() == word.version()) tell(key, referenced);
+    }
+  }
+
   // LOADING -> READY by the owner, waking all who wait. `version` from the claim stops a late writer; null
   // accepts the present stay. False, and nothing changes, unless this participant owns a LOADING slot of that
   // version. The reference of the claim stays until release().

@@ -196,6 +196,9 @@ class Ring:
     def drop(self, keys: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """1 where dropped."""
 
+    def residents(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """The keys one after the other, 32 bytes each, and 1 where anybody holds a reference."""
+
     def addresses(self, slots: NDArray[np.int32]) -> NDArray[np.int64]: ...
     def take_all(self) -> int:
         """Give every slot memory and map it here: 0 or an errno."""

@@ -14,19 +14,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ucm_core.coordinator.coordinator import Coordinator
+from ucm_core.coordinator.coverage import coverage
 from ucm_core.coordinator.leases import LeasedRow, Leases
 from ucm_core.errors import ClosedError, StoreError, UcmError
 from ucm_core.events import Followed
 from ucm_core.ops import metrics
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.identity import ModelIdentity
-from ucm_core.spec.keys import NAME_BYTES
 from ucm_core.spec.table import SpecTable
 from ucm_core.store.absent import ObjectStore
 from ucm_core.store.gc import Collector
 from ucm_core.store.journal import Place
+from ucm_core.store.ledger import Residents
 from ucm_core.store.names import slug
-from ucm_core.store.pool import IoPool, Priority
+from ucm_core.store.pool import IoPool
+from ucm_core.store.reach import Cover, mask
 from ucm_core.store.ring import RingOptions
 from ucm_core.store.root import CacheRoot
 from ucm_core.store.stack import RowPlan, StoreParts, absent_stores, close_stores, key_seeds, open_stores
@@ -75,6 +77,8 @@ class Spaces:
             self._parts = self._store_parts(config)
             self.current = self._open(self._current_generation(identity))
             """The space now; the last one after `close`."""
+            if self._parts.room is not None:
+                self._parts.room.take_stock()
         except BaseException:
             self._let_go()
             raise
@@ -91,6 +95,21 @@ class Spaces:
         plans = self._plans.items() if space.identity.known and self.root.available else ()
         name = space.identity.namespace
         return Followed({row: Place(name, slug(row), plan.segment) for row, plan in plans}, space.stores)
+
+    def residents(self) -> Residents:
+        """What the rings of the space now hold."""
+        return Residents.together(store.residents() for store in self.current.stores.values())
+
+    def covers(self) -> list[Cover]:
+        """Which block a state of the space now needs, of each chain row that attention looks back into."""
+        space, table = self.current, self._table
+        rows = [row for row in table.chain_rows if coverage(row, row.block_tokens)]
+        pairs = [(states, blocks) for states in table.snapshot_rows for blocks in rows]
+        seeds, name = space.seeds, space.identity.namespace
+        return [
+            Cover((name, slug(one.name)), (name, slug(other.name)), mask(seeds[one.name], seeds[other.name]))
+            for one, other in pairs
+        ]
 
     def move_on(self, private_token: str) -> None:
         """Go to the next generation; StoreError, with that done, where others could not be told.
@@ -152,22 +171,8 @@ class Spaces:
         except OSError as error:
             self.root.lose(error)
             usage.capacity_bytes = config.disk_limit_bytes()
-        self._pool.submit(Priority.BACKGROUND, self._recount)
-        journal = self.root.journal
-        room = Collector(self.root.path, usage, self._pool, pinned=self._pinned_names, journal=journal)
+        room = Collector(self.root, self._pool, view=self, ttl_s=config.ttl_s)
         return replace(parts, room=room)
-
-    def _recount(self) -> None:
-        """Find out what processes that died did not account for."""
-        if self.root.available:
-            try:
-                self.root.usage.recount()
-            except OSError as error:
-                self.root.lose(error)
-
-    def _pinned_names(self) -> frozenset[str]:
-        stores = self.current.stores.values()
-        return frozenset(key[:NAME_BYTES].hex() for store in stores for key in store.pinned_names())
 
     def _current_generation(self, identity: ModelIdentity) -> ModelIdentity:
         """The identity in the root's generation, unless it names one (another half of this engine does)."""

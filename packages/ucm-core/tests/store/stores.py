@@ -82,7 +82,7 @@ def open_store(
     pool = IoPool(threads)
     if faults is not None:
         ring, files = faults.wrap(ring), faults.wrap(files)
-    room = Collector(root.path, root.usage, pool) if root.available else None
+    room = Collector(root, pool) if root.available else None
     store = BlockStore(Tiers(ring, files, pool, "row", limits), room=room)
     weakref.finalize(store, _end, root, pool)
     return store

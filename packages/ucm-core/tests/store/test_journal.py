@@ -180,7 +180,7 @@ def test_what_the_collector_removes_is_told(shelf: Shelf) -> None:
     listener.take()
     shelf.write(make_keys(20))
     shelf.root.usage.capacity_bytes = 10 * shelf.tier.geometry.object_bytes
-    Collector(shelf.root.path, shelf.root.usage, pool, journal=shelf.root.journal).collect()
+    Collector(shelf.root, pool).collect()
     pool.close(60.0)
     assert 0 < len(on_disk(shelf)) < 10
     assert replay(listener.take(), set()) == on_disk(shelf)

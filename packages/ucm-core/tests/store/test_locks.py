@@ -6,10 +6,8 @@ import signal
 from contextlib import contextmanager
 
 import pytest
-from objects import open_shelf
 
-from ucm_core.store import gc, locks, writers
-from ucm_core.store.pool import IoPool
+from ucm_core.store import locks, writers
 
 FORK = multiprocessing.get_context("fork")
 DEAD = "0" * 32
@@ -58,17 +56,21 @@ def test_a_child_that_was_forked_under_a_lock_does_not_keep_it(hold, tmp_path, c
     assert [is_free(path) for path in tmp_path.iterdir()] == [True]
 
 
-def test_a_child_that_was_forked_during_a_collection_does_not_keep_the_collectors_lock(
-    tmp_path, children, monkeypatch
-):
-    shelf, pool = open_shelf(tmp_path), IoPool(1)
-    collector = gc.Collector(shelf.root.path, shelf.root.usage, pool)
-    recount = shelf.root.usage.recount
-    monkeypatch.setattr(shelf.root.usage, "recount", lambda: (recount(), children()))
-    collector._collect_alone()
-    assert is_free(shelf.root.path / ".collector")
-    pool.close()
-    shelf.root.close()
+def test_a_kept_lock_ends_with_its_process_whoever_was_forked(tmp_path, children):
+    lock = locks.KeptLock.take(tmp_path / "lock")
+    children()
+    assert locks.KeptLock.take(tmp_path / "lock") is None
+    lock.forget()  # closes without unlocking, as a death does
+    with locks.exclusive(tmp_path / "lock", create=False):
+        pass  # once the child has run at all
+
+
+def test_a_kept_lock_is_taken_once(tmp_path):
+    lock = locks.KeptLock.take(tmp_path / "lock")
+    assert locks.KeptLock.take(tmp_path / "lock") is None
+    lock.release()
+    lock.release()
+    locks.KeptLock.take(tmp_path / "lock").release()
 
 
 def test_letting_go_closes(tmp_path):

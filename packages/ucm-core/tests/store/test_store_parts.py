@@ -160,16 +160,30 @@ def test_without_pins_a_load_says_exactly_what_is_gone(tmp_path: Path) -> None:
     store.close()
 
 
-def test_pinned_names_are_those_of_open_pins(store: BlockStore) -> None:
+def in_use(store: BlockStore) -> set[bytes]:
+    return set(store.residents().in_use())
+
+
+def names_of(*numbers: int) -> set[bytes]:
+    return {key[:16].tobytes() for key in keys_of(*numbers)}
+
+
+def test_residents_say_what_the_ring_holds_and_what_of_it_is_used(store: BlockStore) -> None:
     save(store, 1, 2, 3)
     first, second = store.pin(keys_of(1, 2)), store.pin(keys_of(2, 9))
-    names = {key.tobytes() for key in keys_of(1, 2)}
-    assert store.pinned_names() == names
+    assert {bytes(name) for name in store.residents().names} == names_of(1, 2, 3)
+    assert in_use(store) == names_of(1, 2)
     first.release()
     first.release()
-    assert store.pinned_names() == {keys_of(2).tobytes()}
+    assert in_use(store) == names_of(2)
     second.release()
-    assert store.pinned_names() == frozenset()
+    assert in_use(store) == set()
+
+
+def test_a_closed_store_has_no_residents(store: BlockStore) -> None:
+    save(store, 1)
+    store.close()
+    assert not len(store.residents().names)
 
 
 def test_pins_of_a_closed_store_hold_nothing(store: BlockStore) -> None:

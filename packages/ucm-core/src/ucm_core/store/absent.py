@@ -13,7 +13,7 @@ from ucm_core.spec.keys import Keys
 from ucm_core.store.block import BlockStoreStatistics
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
-from ucm_core.store.ledger import PinBook, Pins
+from ucm_core.store.ledger import NO_RESIDENTS, PinBook, Pins, Residents
 from ucm_core.store.tiers import KeyBatch, Mask, count_failures
 
 
@@ -52,8 +52,8 @@ class ObjectStore(Protocol):
     def in_flight(self, keys: Keys) -> Mask:
         """Which of the keys are on their way into the ring."""
 
-    def pinned_names(self) -> frozenset[bytes]:
-        """Keys that this process holds in the ring."""
+    def residents(self) -> Residents:
+        """See `ucm_core.store.block.BlockStore.residents`."""
 
     def touch(self, keys: Keys) -> None:
         """Mark objects as used."""
@@ -121,9 +121,9 @@ class AbsentStore:
         """None."""
         return np.zeros(len(keys), dtype=np.bool_)
 
-    def pinned_names(self) -> frozenset[bytes]:
+    def residents(self) -> Residents:
         """None."""
-        return frozenset()
+        return NO_RESIDENTS
 
     def touch(self, keys: Keys) -> None:
         """Nothing to touch."""

@@ -60,6 +60,10 @@ class NoRing:
         """None was there."""
         return np.zeros(len(keys), dtype=np.bool_)
 
+    def residents(self) -> tuple[Keys, Mask]:
+        """None."""
+        return np.zeros((0, 32), dtype=np.uint8), np.zeros(0, dtype=np.bool_)
+
     def addresses(self, slots: Slots) -> Int64s:
         """Of none."""
         return np.zeros(len(slots), dtype=np.int64)

@@ -26,10 +26,18 @@ from ucm_core.errors import StoreError
 from ucm_core.flow.copy import BlockSource, BlockTarget
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
-from ucm_core.spec.keys import Keys
+from ucm_core.spec.keys import NAME_BYTES, Keys
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
-from ucm_core.store.ledger import TOUCH_INTERVAL_S, PinBook, Pins, RecentTouches, WorkGate
+from ucm_core.store.ledger import (
+    NO_RESIDENTS,
+    TOUCH_INTERVAL_S,
+    PinBook,
+    Pins,
+    RecentTouches,
+    Residents,
+    WorkGate,
+)
 from ucm_core.store.loading import LoadOrder, LoadWork, deliver_resident, load_chunk, prefetch_chunk
 from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome, RingStatistics, Touch
@@ -178,9 +186,13 @@ class BlockStore:
             loading: Mask = claims.outcome == Outcome.LOADING
             return loading
 
-    def pinned_names(self) -> frozenset[bytes]:
-        """Keys (32 bytes) that this process holds in the ring: pinned, or on their way to a file."""
-        return self._pinned.names() | self._writer.names()
+    def residents(self) -> Residents:
+        """What the ring holds, and what of it any process of this node uses now."""
+        with self._work.entered() as entered:
+            if not entered:
+                return NO_RESIDENTS
+            keys, used = self._tiers.ring.residents()
+            return Residents(keys[:, :NAME_BYTES], used)
 
     def touch(self, keys: Keys) -> None:
         """Mark as used: in the ring now, on the medium in the background, at most once a minute each."""

@@ -1,91 +1,96 @@
 """The collector: keeps all files under a root below the capacity bound, oldest use first.
 
-A pass begins when usage passes 95 % of the bound, or when a write was refused, and ends at 85 %. It looks at
-every object under the root, of all namespaces and rows, takes whole families (all segments of one key) by the
-most recent modification time of their files, and touches nothing else: no temporaries, no foreign files,
-nothing that this process holds in its ring. One pass at a time per root; an open file survives its removal.
+A pass lists every object under the root, of all namespaces and rows, corrects the usage counter by what it
+found, and removes whole families (all segments of one key) until usage is down to 85 % of the bound:
+
+1. what nobody used for ``ttl_s``, all of it;
+2. states whose covering block is gone, because nothing can resume there any more (`ucm_core.store.reach`);
+3. what was not used for longest, by the latest modification of any of a family's files.
+
+Nothing else is touched: no temporaries, no foreign files, links or directories, nothing that a process of
+this node uses in a ring that this process has open, nothing that was used since it was listed. An open file
+survives its removal. A pass begins when usage passes 95 % of the bound, when a write was refused, and every
+few minutes while something is written and ``ttl_s`` is set.
+
+A pass goes in slices, so that it keeps no thread from a load for long. Between them it holds nothing but
+``<root>/.collector``, the lock that makes it the only one of all processes.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
-import numpy as np
-
-from ucm_core.ops import metrics
-from ucm_core.store import locks, names
-from ucm_core.store.journal import Journal, Mask, Names, Place
+from ucm_core.ops.quiet import quiet_logger
+from ucm_core.store.census import Census
+from ucm_core.store.locks import KeptLock
 from ucm_core.store.pool import IoPool, Priority
-from ucm_core.store.tiers import log
-from ucm_core.store.usage import Usage
+from ucm_core.store.reach import NOTHING, View
+from ucm_core.store.removal import Removal
+from ucm_core.store.root import CacheRoot
 
 START_FRACTION = 0.95
 END_FRACTION = 0.85
+SLICE_S = 0.02
+"""How long a pass goes on before it lets others have the thread."""
+EXPIRY_INTERVAL_S = 300.0
+"""Time between passes that nothing but ``ttl_s`` asks for."""
+
+_LOCK = ".collector"
+_log = quiet_logger("ucm_core.store.gc")
 
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What one pass did."""
+    """What was removed."""
 
     objects: int = 0
-    """Files removed."""
+    """Files."""
     freed_bytes: int = 0
 
+    def __add__(self, other: Collection) -> Collection:
+        return Collection(self.objects + other.objects, self.freed_bytes + other.freed_bytes)
 
-class _Family:
-    """All segments of one key in one row: their paths, and when the last of them was used."""
-
-    __slots__ = ("paths", "used_ns")
-
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-        self.used_ns = 0
-
-    def add(self, path: str, status: os.stat_result) -> None:
-        self.paths.append(path)
-        self.used_ns = max(self.used_ns, status.st_mtime_ns)
+    def __sub__(self, other: Collection) -> Collection:
+        return Collection(self.objects - other.objects, self.freed_bytes - other.freed_bytes)
 
 
 class Collector:
     """Removes the objects that were not used for longest, for all processes of one root.
 
-    ``pinned`` answers the names (32 hex digits) that must stay, ``journal`` is told what went. Passes that
-    nobody waits for run on ``pool``. Thread-safe; every method may be called on any thread and returns in the
-    time of one pass at most.
+    ``view`` knows what must stay. Passes that nobody waits for run on ``pool``. Thread-safe: whoever needs a
+    pass takes part in the one that goes on, a slice at a time.
     """
 
     def __init__(
-        self,
-        root: Path,
-        usage: Usage,
-        pool: IoPool,
-        *,
-        pinned: Callable[[], frozenset[str]] = frozenset,
-        journal: Journal | None = None,
+        self, root: CacheRoot, pool: IoPool, *, view: View = NOTHING, ttl_s: float | None = None
     ) -> None:
-        self._root, self._usage, self._pool, self._pinned = root, usage, pool, pinned
-        self._journal = journal or Journal()
+        self._root, self._pool, self._view, self._ttl_s = root, pool, view, ttl_s
         self._turn = threading.Lock()
+        self._pass: Generator[None] | None = None
+        self._asked = False
+        self._done = Collection()
         self._queued = threading.Lock()
-        self._background = (Priority.BACKGROUND, self._collect_queued)
+        self._next_expiry = 0.0
 
     def make_room(self) -> bool:
         """Make a pass because a write was refused. True when it is worth a second try.
 
-        False while another process makes a pass, and when nothing may be removed.
+        Queued loads are run between its slices. False while another process makes a pass, and when nothing
+        may be removed.
         """
-        with self._turn:
-            try:
-                removed = self._excess_bytes() > 0 and self._collect_alone().objects > 0
-                return removed or self._excess_bytes() <= 0
-            except OSError as error:
-                log.warning("cannot make room in %s: %s", self._root, error)
-                return False
+        before = self._done
+        try:
+            self._run(_never, asked=True)  # one that goes on already may be enough
+            if self._done == before and self._excess_bytes() > 0:
+                self._run(_always, asked=True)
+            return self._done != before or self._excess_bytes() <= 0
+        except OSError as error:
+            _log.warning("cannot make room in %s: %s", self._root.path, error)
+            return False
 
     def note_written(self) -> None:
         """Queue a pass when one is due and none is queued. Never raises."""
@@ -93,93 +98,124 @@ class Collector:
             due = self._is_due()
         except OSError:
             return  # the root is going away; the writes themselves will say so
-        if due and self._queued.acquire(blocking=False) and not self._pool.submit(*self._background):
-            self._queued.release()
+        if due:
+            self._queue(self._is_due)
+
+    def take_stock(self) -> None:
+        """Queue a pass that counts, whether one is due or not: others may have died with bytes reserved."""
+        self._queue(_always)
 
     def collect(self) -> Collection:
         """Make a pass if one is due; does nothing while another process makes one."""
-        with self._turn:
-            return self._collect_alone() if self._is_due() else Collection()
+        before = self._done
+        self._run(self._is_due)
+        return self._done - before
+
+    # -- private
+
+    def _is_full(self) -> bool:
+        return self._root.usage.used_bytes > START_FRACTION * self._root.usage.capacity_bytes
 
     def _is_due(self) -> bool:
-        return self._usage.used_bytes > START_FRACTION * self._usage.capacity_bytes
+        return self._is_full() or self._is_expiry_due()
+
+    def _is_expiry_due(self) -> bool:
+        """Whether neither we nor, by the lock file's time, anybody else looked for what is too old lately."""
+        if self._ttl_s is None or time.monotonic() < self._next_expiry:
+            return False
+        try:
+            last = (self._root.path / _LOCK).stat().st_mtime
+        except FileNotFoundError:
+            return True
+        return abs(time.time() - last) >= EXPIRY_INTERVAL_S
 
     def _excess_bytes(self) -> int:
-        return self._usage.used_bytes - int(END_FRACTION * self._usage.capacity_bytes)
+        return self._root.usage.used_bytes - int(END_FRACTION * self._root.usage.capacity_bytes)
 
-    def _collect_queued(self) -> None:
-        self._queued.release()
-        self.collect()
+    def _run(self, begin: Callable[[], bool], *, asked: bool = False) -> None:
+        """All slices of a pass, of the one that goes on or of a new one if ``begin`` says so."""
+        while self._step(begin, asked=asked):
+            begin = _never
+            self._pool.give_way()
 
-    def _collect_alone(self) -> Collection:
-        """Count anew, because nothing may be removed for bytes that are not there, then remove the excess."""
-        descriptor = locks.open_lock_file(self._root / ".collector", create=True)
+    def _queue(self, begin: Callable[[], bool]) -> None:
+        if self._queued.acquire(blocking=False):
+            self._submit(begin)
+
+    def _submit(self, begin: Callable[[], bool]) -> None:
+        """Queue the next slice; the pool is closed: this was the last one."""
+        if not self._pool.submit(Priority.BACKGROUND, lambda: self._run_queued(begin)):
+            self._stop()
+            self._queued.release()
+
+    def _run_queued(self, begin: Callable[[], bool]) -> None:
+        going = False
         try:
-            if not locks.try_lock(descriptor):
-                return Collection()
-            self._usage.recount()
-            excess_bytes = self._excess_bytes()
-            return self._remove_oldest(excess_bytes) if excess_bytes > 0 else Collection()
+            going = self._step(begin)
         finally:
-            locks.let_go(descriptor)
+            if going:
+                self._submit(_never)
+            else:
+                self._queued.release()
 
-    def _remove_oldest(self, excess_bytes: int) -> Collection:
-        objects = freed_bytes = 0
-        pinned = self._pinned()
-        for name, family in self._oldest_first():
-            if freed_bytes >= excess_bytes:
-                break
-            if name not in pinned:
-                removed = [size for path in family.paths if (size := _remove(path)) is not None]
-                self._usage.give_back(sum(removed))
-                self._note_gone(family.paths)
-                objects += len(removed)
-                freed_bytes += sum(removed)
-        metrics.OBJECTS_DROPPED.labels(reason="capacity").inc(objects)
-        log.info("removed %d objects, %d bytes, to stay below the capacity bound", objects, freed_bytes)
-        return Collection(objects, freed_bytes)
+    def _step(self, begin: Callable[[], bool], *, asked: bool = False) -> bool:
+        """One slice; False: there is no pass, or it is over."""
+        with self._turn:
+            self._asked |= asked
+            going = False
+            try:
+                if self._pass is None and begin():
+                    self._pass = self._begin()
+                if self._pass is not None:
+                    next(self._pass)
+                    going = True
+            except StopIteration:
+                pass
+            except OSError as error:
+                _log.warning("a pass over %s ended early: %s", self._root.path, error)
+            finally:
+                if not going:
+                    self._pass, self._asked = None, False
+            return going
 
-    def _note_gone(self, paths: list[str]) -> None:
-        for path in paths if self._journal.listening else ():
-            namespace, row, _, file = Path(path).parts[-4:]
-            key, _, segment = file.partition(".")
-            name = np.frombuffer(bytes.fromhex(key), dtype=np.uint8)[None]
-            self._journal.tell_absent(Place(namespace, row, segment), name, exist=partial(_there, path))
+    def _stop(self) -> None:
+        with self._turn:
+            if self._pass is not None:
+                self._pass.close()
 
-    def _oldest_first(self) -> Iterator[tuple[str, _Family]]:
-        families = self._families()
-        used_ns = np.fromiter((family.used_ns for _, _, family in families), np.int64, len(families))
-        for place in np.argsort(used_ns, kind="stable"):
-            _, name, family = families[place]
-            yield name, family
+    def _begin(self) -> Generator[None] | None:
+        """A new pass; None while another process makes one."""
+        lock = KeptLock.take(self._root.path / _LOCK)
+        return None if lock is None else self._slices(lock)
 
-    def _families(self) -> list[tuple[Path, str, _Family]]:
-        found: dict[tuple[Path, str], _Family] = {}
-        for row in names.row_directories(self._root):
-            for entry in names.files_of_row(row):
-                parsed = names.parse_object(entry.name)
-                status = _status(entry) if parsed else None
-                if parsed and status:
-                    found.setdefault((row, parsed[0]), _Family()).add(entry.path, status)
-        return [(row, name, family) for (row, name), family in found.items()]
+    def _slices(self, lock: KeptLock) -> Generator[None]:
+        usage, removal = self._root.usage, None
+        try:
+            self._note_begin()
+            begin, census = usage.begin_count(), Census(self._root.path)
+            while census.advance(SLICE_S):
+                yield
+            usage.end_count(begin, listed_bytes=census.total_bytes, complete=census.complete)
+            removal = Removal(self._root, census, self._view, slice_s=SLICE_S)
+            if self._ttl_s is not None:
+                yield from removal.expired(census.began_ns - int(self._ttl_s * 1e9))
+            if self._asked or self._is_full():
+                yield from removal.eldest(self._excess_bytes)
+        finally:
+            lock.release()
+            if removal is not None and removal.objects.total():
+                done = Collection(removal.objects.total(), removal.freed_bytes)
+                self._done += done
+                _log.info("removed %d objects, %d bytes of the cache", done.objects, done.freed_bytes)
+
+    def _note_begin(self) -> None:
+        self._next_expiry = time.monotonic() + EXPIRY_INTERVAL_S
+        os.utime(self._root.path / _LOCK, (time.time(), time.time()))
 
 
-def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    try:
-        return entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return None
+def _always() -> bool:
+    return True
 
 
-def _there(path: str, names: Names) -> Mask:
-    return np.full(len(names), os.path.lexists(path))
-
-
-def _remove(path: str) -> int | None:
-    """Remove one object; its size, or None when somebody else was first or the medium refuses."""
-    try:
-        size = os.stat(path, follow_symlinks=False).st_size  # noqa: PTH116 - one path at a time, by its string
-        os.unlink(path)  # noqa: PTH108
-    except OSError:
-        return None
-    return size
+def _never() -> bool:
+    return False

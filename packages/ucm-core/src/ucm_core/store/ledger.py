@@ -6,16 +6,46 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from ucm_core.spec.keys import Keys
+from ucm_core.spec.keys import NAME_BYTES, Keys
+from ucm_core.store.journal import Mask, Names
 
 TOUCH_INTERVAL_S = 60
 TOUCH_MEMORY_KEYS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residents:
+    """What a ring holds, at one moment."""
+
+    names: Names
+    """``uint8[n, 16]``, the first bytes of the keys, as in the files' names."""
+    used: Mask
+    """``bool[n]``: whether anybody, of any process, holds a reference."""
+
+    @classmethod
+    def together(cls, parts: Iterable[Residents]) -> Self:
+        """The residents of several rings."""
+        columns = [(part.names, part.used) for part in (NO_RESIDENTS, *parts)]
+        names, used = zip(*columns, strict=True)
+        return cls(np.concatenate(names), np.concatenate(used))
+
+    def in_use(self) -> frozenset[bytes]:
+        """Names of those that are used."""
+        return frozenset(map(bytes, self.names[self.used]))
+
+    def hold(self, name: bytes) -> bool:
+        """Whether the object ``name`` is there."""
+        return bool((self.names == np.frombuffer(name, dtype=np.uint8)).all(axis=1).any())
+
+
+NO_RESIDENTS = Residents(np.zeros((0, NAME_BYTES), np.uint8), np.zeros(0, np.bool_))
 
 
 class Pins:
@@ -72,12 +102,6 @@ class PinBook:
         """Strike everything out: the ring is gone."""
         with self._lock:
             self._entries.clear()
-
-    def names(self) -> frozenset[bytes]:
-        """The keys that are pinned now."""
-        with self._lock:
-            entries = list(self._entries.values())
-        return frozenset(key.tobytes() for keys in entries for key in keys)
 
 
 class WorkGate:

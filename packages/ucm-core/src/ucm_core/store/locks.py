@@ -11,9 +11,11 @@ import fcntl
 import os
 import struct
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 WAIT_S = 10.0
 """Longer than anybody who goes on holds a lock."""
@@ -88,6 +90,46 @@ def exclusive(path: Path, *, create: bool = True, timeout_s: float | None = None
         yield descriptor
     finally:
         let_go(descriptor)
+
+
+class KeptLock:
+    """The lock of a file, kept over many calls, until `release`. A forked child does not keep it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+        _held.add(self)
+
+    @classmethod
+    def take(cls, path: Path) -> Self | None:
+        """Take the lock of ``path``, made when absent; None when anybody has it."""
+        descriptor = open_lock_file(path, create=True)
+        if try_lock(descriptor):
+            return cls(descriptor)
+        os.close(descriptor)
+        return None
+
+    def release(self) -> None:
+        """Let others have it. A second call does nothing."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            let_go(descriptor)
+
+    def forget(self) -> None:
+        """Close a forked child's copy: the lock stays the parent's."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+_held: weakref.WeakSet[KeptLock] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for lock in list(_held):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def read_number(descriptor: int) -> int | None:

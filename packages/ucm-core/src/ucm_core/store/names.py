@@ -75,19 +75,35 @@ def parse_object(name: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
+def folder_of(name: bytes) -> str:
+    """Return the folder of the object named ``name`` (16 bytes)."""
+    return name.hex()[:FAN_OUT_DIGITS]
+
+
+def is_object_of(name: bytes, file: str) -> bool:
+    """Whether ``file`` is a segment of the object named ``name`` (16 bytes)."""
+    parsed = parse_object(file)
+    return parsed is not None and parsed[0] == name.hex()
+
+
 def parse_temporary(name: str) -> str | None:
     """Return the writer's name from that of a temporary; None for any other file, foreign ones included."""
     found = _TEMPORARY.fullmatch(name)
     return found[1] if found else None
 
 
-def subdirectories(directory: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield the directories in ``directory``, links not followed; none when it is gone."""
+def entries(directory: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield everything in ``directory``; nothing when it is gone."""
     try:
-        with os.scandir(directory) as entries:
-            yield from (entry for entry in entries if entry.is_dir(follow_symlinks=False))
+        with os.scandir(directory) as found:
+            yield from found
     except FileNotFoundError:
         return
+
+
+def subdirectories(directory: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield the directories in ``directory``, links not followed; none when it is gone."""
+    return (entry for entry in entries(directory) if entry.is_dir(follow_symlinks=False))
 
 
 def row_directories(root: Path) -> Iterator[Path]:
@@ -97,11 +113,15 @@ def row_directories(root: Path) -> Iterator[Path]:
             yield from (Path(row.path) for row in subdirectories(Path(namespace.path)))
 
 
+def folders_of_row(directory: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield the folders in which a row's objects lie, links not followed."""
+    return (folder for folder in subdirectories(directory) if _FOLDER.fullmatch(folder.name))
+
+
 def files_of_row(directory: Path) -> Iterator[os.DirEntry[str]]:
     """Yield every regular file in the folders of one row: objects, temporaries and foreign ones."""
-    for folder in subdirectories(directory):
-        if _FOLDER.fullmatch(folder.name):
-            yield from _regular_files(Path(folder.path))
+    for folder in folders_of_row(directory):
+        yield from _regular_files(Path(folder.path))
 
 
 def files_of_root(root: Path) -> Iterator[os.DirEntry[str]]:
@@ -115,8 +135,4 @@ def files_of_root(root: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _regular_files(directory: Path) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(directory) as entries:
-            yield from (entry for entry in entries if entry.is_file(follow_symlinks=False))
-    except FileNotFoundError:
-        return
+    return (entry for entry in entries(directory) if entry.is_file(follow_symlinks=False))

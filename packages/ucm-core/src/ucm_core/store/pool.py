@@ -72,6 +72,11 @@ class IoPool:
             self._changed.notify()
         return True
 
+    def give_way(self) -> None:
+        """Run the loads that are queued on this thread, between two parts of a long piece of work."""
+        while (work := self._take_load()) is not None:
+            self._finish(Priority.LOAD, work)
+
     def close(self, timeout_s: float | None = None) -> None:
         """Refuse new work, finish what is queued, and wait at most ``timeout_s`` for the threads to end."""
         if os.getpid() != self._pid:
@@ -103,7 +108,10 @@ class IoPool:
         taken = self._take()
         if taken is None:
             return False
-        priority, work = taken
+        self._finish(*taken)
+        return True
+
+    def _finish(self, priority: Priority, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException:  # noqa: BLE001 - the border of a thread, which must outlive any piece of work
@@ -113,7 +121,13 @@ class IoPool:
             self._busy[priority] -= 1
             if self._next() is not None:
                 self._changed.notify()  # a write may have waited for its turn
-        return True
+
+    def _take_load(self) -> Callable[[], None] | None:
+        with self._changed:
+            if not self._queues[Priority.LOAD]:
+                return None
+            self._busy[Priority.LOAD] += 1
+            return self._queues[Priority.LOAD].popleft()
 
     def _take(self) -> tuple[Priority, Callable[[], None]] | None:
         with self._changed:

@@ -281,6 +281,14 @@ class Ring:
         """Forget READY keys that nobody references; True = it was there and is gone."""
         return self._native.drop(np.ascontiguousarray(keys)).view(np.bool_)
 
+    def residents(self) -> tuple[Keys, Mask]:
+        """All keys that are here or coming, ``uint8[n, 32]``, and ``bool[n]``: which anybody references.
+
+        Looks at every slot and takes nothing: each answer is of its own moment.
+        """
+        keys, referenced = self._native.residents()
+        return keys.reshape(-1, 32), referenced.view(np.bool_)
+
     def addresses(self, slots: Slots) -> npt.NDArray[np.int64]:
         """``int64[n]`` addresses of payloads, 4096-aligned: read while referenced, written by the owner."""
         return self._native.addresses(_slots(slots))

@@ -151,6 +151,9 @@ class Room(Protocol):
     def note_written(self) -> None:
         """Files were written; returns at once."""
 
+    def take_stock(self) -> None:
+        """Count what is there, some time soon; returns at once."""
+
 
 def copy_each(copy: Callable[[Int64s, Int64s], None], index: Int64s, *, address: Int64s, who: str) -> Codes:
     """Copy all objects at once; when that raises, one by one, so that exactly those that raise are INVALID.

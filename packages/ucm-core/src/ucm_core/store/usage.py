@@ -1,21 +1,67 @@
 """The usage counter: bytes of all objects under a root, writes under way included, for all its processes.
 
-``<root>/.usage`` holds the total in 8 bytes; its lock guards the total and every writer's share in flight.
-Bytes are reserved before a write and settled after it, so the total can be too high (until the next recount)
-and never too low.
+``<root>/.usage`` holds two numbers of 8 bytes: the total, and what was ever added to it. Its lock guards
+both, and every writer's share in flight. Bytes are reserved before a write and settled after it, so the total
+can be too high (until somebody counts) and never too low.
+
+A count takes long, and nobody waits for it: `Usage.begin_count`, list the files, `Usage.end_count`. What was
+there at the beginning is then listed, or was removed meanwhile, so the true total at the end is at most::
+
+    listed + in flight at the beginning + added meanwhile
+
+and at least what was listed less what was removed meanwhile, whatever others did. A total between the two is
+kept; one above is too high, for example because a process died with bytes reserved, or files were deleted by
+hand; one below is a lost one.
 """
 
 from __future__ import annotations
 
+import math
+import secrets
+import struct
 import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from os import pread, pwrite
 from pathlib import Path
 
-from ucm_core.store import locks, names, writers
+from ucm_core.store import locks, writers
+from ucm_core.store.census import Census
 
 _UNBOUNDED = sys.maxsize
+_BOOKS = struct.Struct("<QQ")
+_WORD = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What the counter's file holds."""
+
+    total_bytes: int
+    added_bytes: int
+    """Sum of all reservations, less what of them was not written, modulo 2^64, from wherever it began."""
+
+    def plus(self, size_bytes: int) -> Books:
+        """After a reservation, or (negative) the part of one that was not written."""
+        return Books(max(0, self.total_bytes + size_bytes), (self.added_bytes + size_bytes) % _WORD)
+
+    def minus(self, removed_bytes: int) -> Books:
+        """After files were removed."""
+        return Books(max(0, self.total_bytes - removed_bytes), self.added_bytes)
+
+    def added_since(self, before: Books) -> int:
+        """What was added between two books."""
+        return (self.added_bytes - before.added_bytes + _WORD // 2) % _WORD - _WORD // 2
+
+
+@dataclass(frozen=True, slots=True)
+class CountBegin:
+    """The books when a count began."""
+
+    books: Books
+    in_flight_bytes: int
 
 
 class Usage:
@@ -33,7 +79,7 @@ class Usage:
     def used_bytes(self) -> int:
         """The total now, counted from the files when nobody has counted before."""
         with self._locked() as descriptor:
-            return self._total(descriptor)
+            return self._books(descriptor).total_bytes
 
     def reserve(self, size_bytes: int) -> bool:
         """Reserve room for one write; False when the bound does not allow it. Settle it afterwards."""
@@ -42,11 +88,11 @@ class Usage:
     def reserve_objects(self, count: int, object_bytes: int) -> int:
         """Reserve room for as many of ``count`` objects as the bound allows; return how many."""
         with self._locked() as descriptor:
-            total = self._total(descriptor)
-            granted = max(0, min(count, (self.capacity_bytes - total) // object_bytes))
+            books = self._books(descriptor)
+            granted = max(0, min(count, (self.capacity_bytes - books.total_bytes) // object_bytes))
             # The share first: if this process dies between the two, the total is the lower one and true.
             self._writer.in_flight_bytes += granted * object_bytes
-            locks.write_number(descriptor, total + granted * object_bytes)
+            _write(descriptor, books.plus(granted * object_bytes))
             return granted
 
     def settle(self, reserved_bytes: int, *, written_bytes: int) -> None:
@@ -58,14 +104,13 @@ class Usage:
         with self._locked() as descriptor:
             ends = [self._open_ends.popleft() for _ in range(len(self._open_ends))]
             reserved, written = (sum(column) for column in zip(*ends, strict=True)) if ends else (0, 0)
-            total = self._total(descriptor) - (reserved - written)
-            locks.write_number(descriptor, max(0, total))
+            _write(descriptor, self._books(descriptor).plus(written - reserved))
             self._writer.in_flight_bytes = max(0, self._writer.in_flight_bytes - reserved)
 
     def give_back(self, size_bytes: int) -> None:
         """Take the bytes of removed objects off the total."""
         with self._locked() as descriptor:
-            locks.write_number(descriptor, max(0, self._total(descriptor) - size_bytes))
+            _write(descriptor, self._books(descriptor).minus(size_bytes))
 
     def recount(self) -> int:
         """Count the files anew, add what living writers have in flight, and return the total.
@@ -73,7 +118,31 @@ class Usage:
         Writers wait meanwhile; a file whose reservation is not settled yet counts twice, on the safe side.
         """
         with self._locked() as descriptor:
-            return self._recount(descriptor)
+            return self._recount(descriptor, added_bytes=self._books(descriptor).added_bytes).total_bytes
+
+    def begin_count(self) -> CountBegin:
+        """Before somebody lists all files; nobody has to wait meanwhile."""
+        with self._locked() as descriptor:
+            return CountBegin(self._books(descriptor), self._in_flight_bytes())
+
+    def end_count(self, begin: CountBegin, *, listed_bytes: int, complete: bool) -> int:
+        """Correct the total by what was listed since `begin_count`, and return it.
+
+        It is never lowered by a list that is not ``complete``.
+        """
+        with self._locked() as descriptor:
+            now = self._books(descriptor)
+            added = now.added_since(begin.books)
+            removed = added - (now.total_bytes - begin.books.total_bytes)
+            most = listed_bytes + begin.in_flight_bytes + added
+            too_high = complete and now.total_bytes > most
+            too_low = now.total_bytes < listed_bytes - removed
+            if added >= -begin.in_flight_bytes and (
+                too_high or too_low
+            ):  # else the books were lost meanwhile
+                now = Books(most, now.added_bytes)
+                _write(descriptor, now)
+            return now.total_bytes
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -86,25 +155,28 @@ class Usage:
             self._patience_s = 0.0
             raise
 
-    def _total(self, descriptor: int) -> int:
-        total = locks.read_number(descriptor)
-        return self._recount(descriptor) if total is None else total
+    def _books(self, descriptor: int) -> Books:
+        data = pread(descriptor, _BOOKS.size + 1, 0)
+        if len(data) == _BOOKS.size:
+            return Books(*_BOOKS.unpack(data))
+        # New or damaged. What was added before is lost; a number that nobody had tells counts under way.
+        return self._recount(descriptor, added_bytes=secrets.randbits(64))
 
-    def _recount(self, descriptor: int) -> int:
-        in_flight = writers.living_in_flight_bytes(self._root / ".writers")
-        total = in_flight + object_bytes(self._root)
-        locks.write_number(descriptor, total)
-        return total
+    def _recount(self, descriptor: int, *, added_bytes: int) -> Books:
+        books = Books(self._in_flight_bytes() + object_bytes(self._root), added_bytes)
+        _write(descriptor, books)
+        return books
+
+    def _in_flight_bytes(self) -> int:
+        return writers.living_in_flight_bytes(self._root / ".writers")
 
 
 def object_bytes(root: Path) -> int:
     """Return the bytes of all objects under ``root``."""
-    total = 0
-    for row in names.row_directories(root):
-        for entry in names.files_of_row(row):
-            if names.parse_object(entry.name):
-                try:
-                    total += entry.stat(follow_symlinks=False).st_size
-                except FileNotFoundError:
-                    continue
-    return total
+    census = Census(root)
+    census.advance(math.inf)
+    return census.total_bytes
+
+
+def _write(descriptor: int, books: Books) -> None:
+    pwrite(descriptor, _BOOKS.pack(min(books.total_bytes, _WORD - 1), books.added_bytes), 0)

@@ -47,11 +47,6 @@ class Writer:
         with self._changed:
             return self._finished
 
-    def names(self) -> frozenset[bytes]:
-        """The keys whose file is not down yet."""
-        with self._changed:
-            return frozenset(self._waiters)
-
     def borrow(self, count: int) -> PrivatePayloads | None:
         """Private memory for the first of ``count`` objects; None while all of it is lent.
 

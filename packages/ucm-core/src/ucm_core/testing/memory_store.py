@@ -13,7 +13,7 @@ from ucm_core.spec.keys import Keys
 from ucm_core.store.block import BlockStoreStatistics
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
-from ucm_core.store.ledger import PinBook, Pins
+from ucm_core.store.ledger import NO_RESIDENTS, PinBook, Pins, Residents
 from ucm_core.store.tiers import KeyBatch
 
 Bytes = npt.NDArray[np.uint8]
@@ -90,9 +90,9 @@ class MemoryStore:
         """``bool[n]``: which of the keys are reserved."""
         return np.array([name in self._filling for name in _names(keys)], dtype=np.bool_)
 
-    def pinned_names(self) -> frozenset[bytes]:
-        """Keys that are pinned."""
-        return self._pinned.names()
+    def residents(self) -> Residents:
+        """None: there is no ring."""
+        return NO_RESIDENTS
 
     def touch(self, keys: Keys) -> None:
         """Nothing is ever removed, so nothing is marked as used."""
