@@ -210,8 +210,10 @@ protected:
     if (has_memory(slot)) return 0;
     const int error = region_.take(layout_.payload + slot * payload_bytes_, payload_bytes_);
     UCM_STEP("ring.memory.taken");
-    if (error == 0) backed_[slot].store(1, std::memory_order_relaxed);
-    return error;
+    if (error != 0) return error;
+    backed_[slot].store(1, std::memory_order_relaxed);
+    region_.map_pages(layout_.payload + slot * payload_bytes_, payload_bytes_);  // cheaper than page by page
+    return 0;
   }
 
   bool settle(uint32_t slot, const uint32_t *version, SlotState to) {

@@ -35,6 +35,8 @@ using Clock = Ring::Clock;
 
 constexpr uint32_t kSlots = 24;
 constexpr uint64_t kPayloadBytes = 4096;
+constexpr uint32_t kShards = 64;  // their bits take two words
+constexpr uint64_t kShardWords = kPayloadBytes / 8 / kShards;
 constexpr uint32_t kKeys = 40;  // more keys than slots, few enough to meet
 constexpr int kBatch = 4;
 constexpr uint8_t kDigest[32] = {7};
@@ -55,12 +57,12 @@ ucm::Key key_of(uint32_t number) {
 
 uint64_t *payload(const Ring &ring, int32_t slot) { return reinterpret_cast<uint64_t *>(ring.address(slot)); }
 
-void fill(const Ring &ring, int32_t slot, const ucm::Key &key) {
-  for (uint64_t i = 0; i < kPayloadBytes / 8; ++i) payload(ring, slot)[i] = key.words[3] * (i | 1);
+void fill(const Ring &ring, int32_t slot, const ucm::Key &key, uint32_t begin, uint32_t end) {
+  for (uint64_t i = begin * kShardWords; i < end * kShardWords; ++i) payload(ring, slot)[i] = key.words[3] * (i | 1);
 }
 
-void verify(const Ring &ring, int32_t slot, const ucm::Key &key) {
-  for (uint64_t i = 0; i < kPayloadBytes / 8; ++i)
+void verify(const Ring &ring, int32_t slot, const ucm::Key &key, uint32_t begin = 0, uint32_t end = kShards) {
+  for (uint64_t i = begin * kShardWords; i < end * kShardWords; ++i)
     require(payload(ring, slot)[i] == key.words[3] * (i | 1), "a referenced slot shows bytes of another key");
 }
 
@@ -100,10 +102,23 @@ private:
     ring_.claim(keys, kBatch, claims);
     for (int i = 0; i < kBatch; ++i) {
       if (claims[i].outcome != Outcome::kOwner) continue;
-      fill(ring_, claims[i].slot, keys[i]);
+      const uint32_t early = fill_some_shards(claims[i], keys[i]);
+      fill(ring_, claims[i].slot, keys[i], early, kShards);
       settle(claims[i]);
     }
     for (int i = 0; i < kBatch; ++i) use(keys[i], claims[i]);
+  }
+
+  // Publishes the first shards one part after the other, none as often as not; returns where the rest begins.
+  uint32_t fill_some_shards(const Ring::Claim &claim, const ucm::Key &key) {
+    uint32_t begin = 0;
+    while (pick(2) == 0 && begin + kShards / 4 < kShards) {
+      const uint32_t end = begin + 1 + pick(kShards / 4);
+      fill(ring_, claim.slot, key, begin, end);
+      require(ring_.publish_shards(claim.slot, claim.version, begin, end), "an owner could not publish shards");
+      begin = end;
+    }
+    return begin;
   }
 
   void settle(Ring::Claim &claim) {
@@ -121,12 +136,21 @@ private:
 
   void use(const ucm::Key &key, Ring::Claim claim) {
     require(!ring_.publish(late_.slot, &late_.version), "a late writer could publish");
+    require(!ring_.publish_shards(late_.slot, late_.version, 0, kShards), "a late writer could publish shards");
     if (claim.slot < 0) return;
+    if (claim.outcome == Outcome::kLoading) use_shard(key, claim, pick(kShards / 2));
     if (claim.outcome == Outcome::kLoading)
       claim.outcome = ring_.wait(claim.slot, claim.version, Clock::now() + std::chrono::seconds(20));
     require(claim.outcome != Outcome::kTimeout, "a wait did not end");
     if (claim.outcome == Outcome::kReady) verify(ring_, claim.slot, key);
     require(ring_.release(claim.slot), "a reference was lost");
+  }
+
+  void use_shard(const ucm::Key &key, const Ring::Claim &claim, uint32_t shard) {
+    const auto end = Clock::now() + std::chrono::seconds(20);
+    const Outcome outcome = ring_.wait_for_shard(claim.slot, claim.version, shard, end);
+    require(outcome != Outcome::kTimeout, "a wait for a shard did not end");
+    if (outcome == Outcome::kReady) verify(ring_, claim.slot, key, shard, shard + 1);
   }
 
   Ring &ring_;
@@ -154,14 +178,14 @@ void check_balances(Ring &ring) {
 
 int new_region() {
   const int fd = memfd_create("ucm-stress", MFD_CLOEXEC);
-  const auto bytes = static_cast<off_t>(ucm::RingLayout(kSlots, kPayloadBytes).total);
+  const auto bytes = static_cast<off_t>(ucm::RingLayout(kSlots, kPayloadBytes, kShards).total);
   require(fd >= 0 && ftruncate(fd, bytes) == 0, "memfd");
   return fd;
 }
 
 void run_threads(int seconds) {
   const int fd = new_region();
-  Ring ring(fd, kSlots, kPayloadBytes, kDigest);
+  Ring ring(fd, kSlots, kPayloadBytes, kDigest, {}, kShards);
   work(ring, 6, 1, Clock::now() + std::chrono::seconds(seconds));
   check_balances(ring);
 }
@@ -172,7 +196,7 @@ int reopen(int fd) { return open(("/proc/self/fd/" + std::to_string(fd)).c_str()
 [[noreturn]] void child(int inherited, uint64_t seed) {
   const int fd = reopen(inherited);
   close(inherited);
-  Ring ring(fd, kSlots, kPayloadBytes, nullptr);
+  Ring ring(fd, kSlots, kPayloadBytes, nullptr, {}, kShards);
   close(fd);
   work(ring, 2, seed, Clock::now() + std::chrono::milliseconds(seed % 4 == 0 ? 20 : 100'000));
   ring.leave();
@@ -196,7 +220,7 @@ void stop(pid_t pid) {
 
 void run_processes(int seconds) {
   const int fd = new_region();
-  { Ring(fd, kSlots, kPayloadBytes, kDigest); }
+  { Ring(fd, kSlots, kPayloadBytes, kDigest, {}, kShards); }
   std::mt19937_64 random(2);
   uint64_t seed = 1;
   std::vector<pid_t> children;
@@ -208,7 +232,7 @@ void run_processes(int seconds) {
     victim = start(fd, seed++);
   }
   for (const pid_t pid : children) stop(pid);
-  Ring ring(reopen(fd), kSlots, kPayloadBytes, nullptr);
+  Ring ring(reopen(fd), kSlots, kPayloadBytes, nullptr, {}, kShards);
   require(ring.statistics().reaped > 0, "nobody was reaped");
   check_balances(ring);
 }
@@ -221,7 +245,7 @@ void check_collisions() {
   }
   twins[1].words[3] = seen[twins[0].tag()];
   const int fd = new_region();
-  Ring ring(fd, kSlots, kPayloadBytes, kDigest);
+  Ring ring(fd, kSlots, kPayloadBytes, kDigest, {}, kShards);
   for (const ucm::Key &key : twins) {
     Ring::Claim claim;
     require(!ring.lookup(key), "a key hits another of the same tag");
@@ -237,7 +261,7 @@ void check_collisions() {
 // Waiters are woken and do not just find out when a slice of 50 ms ends: 40 hand-overs take far less than 2 s.
 void check_wakes() {
   const int fd = new_region();
-  Ring ring(fd, kSlots, kPayloadBytes, kDigest);
+  Ring ring(fd, kSlots, kPayloadBytes, kDigest, {}, kShards);
   const auto begin = Clock::now();
   for (uint32_t number = 0; number < 40; ++number) {
     const ucm::Key key = key_of(number);
