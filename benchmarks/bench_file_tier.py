@@ -1,108 +1,160 @@
-"""Cold loads and durable saves, against O_DIRECT preadv and pwritev of as many bytes with as many threads."""
+"""Ring slots and the medium: cold loads and durable saves, against the best that this disk gives anybody.
+
+The neighbour opens, moves and renames files of the same size with O_DIRECT, compiled, without a checksum:
+with 1, 2 and 4 threads, and with an io_uring of 8 and 32 places where the kernel has one. The fastest is
+the peer for the rate. The peer for processor time is the bare call, at the size and with as many threads as
+ours on open files, and one pass of the checksum over memory that no cache holds.
+
+Folders are there already, as in any root that is in use: keys are such that one is needed. No file is removed
+before the end (5 GB by then): file systems that hesitate to use again what was freed a moment ago would make
+whoever comes next pay for it.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from benchmarks.frame import Figure, side_by_side
-from ucm_core.store.files import FileTier
+from benchmarks.frame import (
+    Cost,
+    Figure,
+    Measure,
+    Round,
+    best_of,
+    compare,
+    in_turns,
+    processor_per_gb,
+    rate,
+    timed,
+)
+from benchmarks.rig import WAIT_S, Neighbour, Rig, page_memory, some_keys, work_folder
+from ucm_core import _native
 from ucm_core.store.geometry import Geometry
-from ucm_core.store.payloads import PrivateMemory
-from ucm_core.store.root import CacheRoot
+from ucm_core.store.pool import Priority
+from ucm_core.store.tiers import CHUNK_BYTES
 
-GEOMETRIES = (Geometry(8, 65_536), Geometry(16, 262_144), Geometry(4, 4 << 20))
-TOTAL_BYTES = 256 << 20
-THREADS = (1, 2)
-LIMIT = 1.3
-Numbers = npt.NDArray[np.int64]
+ROUND_BYTES = 32 << 20
+UNITS = {"256 KiB": 1 << 18, "1 MiB": 1 << 20, "4 MiB": 1 << 22, "64 KiB": 1 << 16}
+LIMITED = {"256 KiB", "1 MiB", "4 MiB"}
+"""Units below have no limit."""
+ENGINES = ("threads 1", "threads 2", "threads 4", "uring 8", "uring 32")
+LEAST_RATE, MOST_PROCESSOR = 0.9, 1.15
+TURNS = 3
 
 
 def figures() -> Iterator[Figure]:
-    """Objects of 0.5, 4 and 16 MiB, 256 MiB a round, one and two threads. O_DIRECT leaves no page cached."""
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as directory, CacheRoot(directory) as root:
-        if not root.direct:
-            raise SystemExit(f"{directory} takes no O_DIRECT: nothing cold can be measured here")
-        for geometry, threads in itertools.product(GEOMETRIES, THREADS):
-            with ThreadPoolExecutor(threads) as pool:
-                yield from Pair(root, geometry, pool, threads).figures()
+    """Objects of one unit, 32 MiB a round. O_DIRECT leaves no page cached."""
+    with work_folder() as folder:
+        for name, unit_bytes in UNITS.items():
+            (folder / name).mkdir()
+            yield from of(name, folder / name, Geometry(1, unit_bytes))
 
 
-class Pair:
-    """Our tier and the plain calls over the same memory, in the same file system."""
+def of(size: str, folder: Path, geometry: Geometry) -> Iterator[Figure]:
+    """Both ways for one size."""
+    objects = ROUND_BYTES // geometry.payload_bytes
+    plain = folder / "plain"
+    plain.mkdir()
+    words = ("files", str(plain), str(objects), str(geometry.object_bytes))
+    with Rig(folder / "root", geometry, slots=3 * objects) as rig, Neighbour(*words) as neighbour:
+        if not rig.root.direct:
+            raise SystemExit(f"{folder} takes no O_DIRECT: nothing cold can be measured here")
+        ours = OurFiles(rig, objects)
+        for way, round_ in {"save": ours.save, "load": ours.load}.items():
+            verb = {"save": "write", "load": "read"}[way]
+            yield from both(way, size, in_turns(rounds(verb, round_, neighbour, rig), TURNS))
 
-    def __init__(self, root: CacheRoot, geometry: Geometry, pool: ThreadPoolExecutor, threads: int) -> None:
-        self.geometry, self.pool, self.threads = geometry, pool, threads
-        self.count = TOTAL_BYTES // geometry.payload_bytes
-        row = root.path / ("0" * 32) / f"{geometry.shards}-{geometry.shard_bytes}-{threads}"
-        self.tier = FileTier(row, geometry, row_seed=b"", segment="hx", root=root)
-        self.memory = PrivateMemory(self.count + 1, geometry.payload_bytes)
-        self.plain = root.path / "plain"
-        self.plain.mkdir(exist_ok=True)
-        self.rng = np.random.default_rng(0)
-        self.keys = self.new_keys()
-        self.views = [self.view(int(address)) for address in self.memory.addresses]
 
-    def new_keys(self) -> np.ndarray:
-        return self.rng.integers(0, 256, (self.count, 32), dtype=np.uint8)
+def rounds(verb: str, ours: Round, neighbour: Neighbour, rig: Rig) -> dict[str, Round]:
+    """Ours, every engine of the neighbour, and the parts of the bar for processor time."""
+    engines = [name for name in ENGINES if neighbour.answer(f"{verb} {name}") is not None]
+    cold = page_memory(2 * ROUND_BYTES // rig.geometry.payload_bytes, rig.geometry)
+    halves = itertools.cycle(np.split(cold, 2))
+    return {
+        "ours": ours,
+        **{name: neighbour.round(f"{verb} {name}") for name in engines},
+        "bare": neighbour.round(f"{verb} bare {rig.pool.threads}"),
+        "checksum": timed(lambda: [_native.crc32c(unit.reshape(-1)) for unit in next(halves)]),
+    }
 
-    def view(self, address: int) -> memoryview:
-        return memoryview((ctypes.c_char * self.geometry.payload_bytes).from_address(address)).cast("B")
 
-    def figures(self) -> Iterator[Figure]:
-        size = f"{self.geometry.payload_bytes / 2**20:.1f} MiB x {self.threads} threads"
-        yield side_by_side(
-            f"durable save, {size}", self.save, peer="pwritev", peer_call=self.write, limit=LIMIT
+def both(way: str, size: str, costs: dict[str, list[Cost]]) -> Iterator[Figure]:
+    """The rate against the fastest engine, the processor time against bare call and checksum."""
+    of_name = {"save": f"durable save, {size}", "load": f"cold load, {size}"}[way]
+    name, best = best_of([(name, costs[name]) for name in ENGINES if name in costs])
+    bar = [
+        Cost(0.0, bare.processor_s + crc.processor_s)
+        for bare, crc in zip(costs["bare"], costs["checksum"], strict=True)
+    ]
+    held: list[tuple[list[Cost], str, float, Measure]] = [
+        (best, f"the fastest engine here: {name}", LEAST_RATE, rate(ROUND_BYTES)),
+        (bar, "bare O_DIRECT call and checksum", MOST_PROCESSOR, processor_per_gb(ROUND_BYTES)),
+    ]
+    for theirs, peer, limit, measure in held:
+        yield compare(
+            of_name,
+            costs["ours"],
+            theirs,
+            peer=peer,
+            limit=limit if size in LIMITED else None,
+            measure=measure,
         )
-        yield side_by_side(f"cold load, {size}", self.load, peer="preadv", peer_call=self.read, limit=LIMIT)
-        self.tier.drop(self.keys)
-        for path in self.plain.iterdir():
-            path.unlink()
 
-    def each(self, work: Callable[[Numbers], None]) -> None:
-        list(self.pool.map(work, np.array_split(np.arange(self.count), self.threads)))
 
-    def save(self) -> None:
-        """Objects under new names, renamed into place; the last round's go first, as the peer's do."""
-        self.tier.drop(self.keys)
-        self.keys = self.new_keys()
-        self.each(lambda part: self.check(self.tier.write(self.keys[part], self.memory.addresses[part])))
+class OurFiles:
+    """The store's own way between slots of its ring and the medium."""
 
-    def load(self) -> None:
-        self.each(lambda part: self.check(self.tier.read(self.keys[part], self.memory.addresses[part])))
+    def __init__(self, rig: Rig, objects: int) -> None:
+        self._rig, self._objects = rig, objects
+        self._seeds = itertools.count()
+        self._keys = self._new_keys()
+        rig.keep(self._keys, page_memory(objects, rig.geometry))
+        full = rig.ring.pin(self._keys)
+        self._addresses = rig.ring.addresses(full.slots)
 
-    def write(self) -> None:
-        self.each(self.plain_write)
+    def _new_keys(self) -> np.ndarray:
+        keys = some_keys(self._objects, next(self._seeds))
+        keys[:, 0] = 0  # the first three hex digits name the folder
+        return keys
 
-    def read(self) -> None:
-        self.each(self.plain_read)
+    def load(self) -> Cost:
+        """`BlockStore.prefetch`: from the medium into slots that nobody holds."""
+        self._rig.ring.drop(self._keys)
 
-    def plain_write(self, part: Numbers) -> None:
-        for number in part:
-            path = self.plain / str(number)
-            path.unlink(missing_ok=True)
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
-            assert os.pwritev(file, self.buffers(number), 0) == self.geometry.object_bytes
-            os.close(file)
+        def work() -> None:
+            ticket = self._rig.store.prefetch(self._keys)
+            assert ticket.wait(WAIT_S)
+            assert ticket.ok
 
-    def plain_read(self, part: Numbers) -> None:
-        for number in part:
-            file = os.open(self.plain / str(number), os.O_RDONLY | os.O_DIRECT)
-            assert os.preadv(file, self.buffers(number), 0) == self.geometry.object_bytes
-            os.close(file)
+        return timed(work)()
 
-    def buffers(self, number: int) -> list[memoryview]:
-        """A page for the header, and the payload."""
-        return [self.views[-1][:4096], self.views[number]]
+    def save(self) -> Cost:
+        """Full slots become files under new names, in the store's pieces."""
+        names = self._new_keys()
+        size = max(1, CHUNK_BYTES // self._rig.geometry.payload_bytes)
+        pieces = [slice(begin, begin + size) for begin in range(0, self._objects, size)]
+        works = [partial(self._write, names[piece], self._addresses[piece]) for piece in pieces]
+        self._keys = names
+        return timed(lambda: self._on_pool(works))()
 
-    @staticmethod
-    def check(codes: np.ndarray) -> None:
-        assert not codes.any()
+    def _write(self, keys: np.ndarray, addresses: np.ndarray) -> None:
+        assert not self._rig.files.write(keys, addresses).any()
+
+    def _on_pool(self, works: Sequence[Callable[[], None]]) -> None:
+        ended = threading.Semaphore(0)
+
+        def run(work: Callable[[], None]) -> None:
+            try:
+                work()
+            finally:
+                ended.release()
+
+        for work in works:
+            assert self._rig.pool.submit(Priority.WRITE, partial(run, work))
+        for _ in works:
+            assert ended.acquire(timeout=WAIT_S)

@@ -7,7 +7,7 @@
 //     write|read threads N   N threads; a file is opened, moved in one call with O_DIRECT, closed (and renamed)
 //     write|read uring N     the same with N transfers under way in one io_uring; no answer where it is refused
 //     write|read bare N      N threads, nothing but the calls that move bytes
-//     clean                  the files go
+//   Each writing round makes new files, a reading round reads those of the last.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -115,21 +115,16 @@ public:
     std::size_t depth = 0;
     words >> way >> engine >> depth;
     const bool write = way == "write";
-    if (way == "clean" || write) clean();
-    if (way == "clean") return void(std::cout << "0 0" << std::endl);
+    generation_ += write;
     if (engine == "bare") return bare(write, depth);
     if (engine == "threads") return timed([&] { on_threads(depth, [&](std::size_t n) { whole(write, n); }); });
     uring(write, static_cast<unsigned>(depth));
   }
 
 private:
-  std::string path(std::size_t n) const { return folder_ + "/" + std::to_string(n); }
+  std::string path(std::size_t n) const { return folder_ + "/" + std::to_string(generation_) + "-" + std::to_string(n); }
   std::string temporary(std::size_t n) const { return path(n) + ".tmp"; }
   char *memory(std::size_t n) const { return memory_ + n * bytes_; }
-
-  void clean() const {
-    for (std::size_t n = 0; n < count_; ++n) unlink(path(n).c_str()), unlink(temporary(n).c_str());
-  }
 
   void on_threads(std::size_t threads, const std::function<void(std::size_t)> &work) const {
     std::atomic<std::size_t> next{0};
@@ -177,6 +172,7 @@ private:
   const std::size_t count_, bytes_;
   std::vector<int> fd_;
   char *memory_;
+  unsigned generation_ = 0;
 };
 
 // One io_uring with `depth` places, mapped the plain way.
