@@ -27,7 +27,7 @@ class Donation:
     `view` hands it out. After `commit` or `abort` every memoryview that was handed out raises
     ``ValueError`` when used. Both refuse (`ucm_core.StoreError`) while something else still exports such a
     view, an array made from it for example, because its owner could write into memory that is no longer its
-    own.
+    own. One that is forgotten is aborted.
     """
 
     def __init__(self, geometry: Geometry, payload: Payloads, keep: Callable[[Ticket], None]) -> None:
@@ -102,6 +102,10 @@ class Donation:
             self._revoke()
             with contextlib.suppress(ClosedError):  # then the ring took the slot back itself
                 self._payload.abort()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(StoreError, AttributeError):  # still written to, or never made
+            self.abort()
 
     def _check_open(self) -> None:
         if not self._open:

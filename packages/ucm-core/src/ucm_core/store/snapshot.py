@@ -84,8 +84,8 @@ class SnapshotStore:
 
     def _checked(self, state: State) -> dict[str, npt.NDArray[np.uint8]]:
         expected = {field.name: self._units * field.size_bytes for field in self._fields}
-        for name in state.keys() | expected.keys():
-            have = f"{state[name].nbytes} bytes" if name in state else "nothing"
+        for name in sorted(state.keys() | expected.keys()):
+            have = _bytes_of(state[name]) if name in state else "nothing"
             need = f"{expected[name]} bytes" if name in expected else "no such part"
             if have != need:
                 raise LayoutError(f"part {name!r}: the state has {have}, the row needs {need}")
@@ -167,6 +167,12 @@ def _fields(row: SpecRow) -> tuple[_Field, ...]:
         fields.append(_Field(part.name, begin, end))
         begin = end
     return tuple(fields)
+
+
+def _bytes_of(part: object) -> str:
+    if isinstance(part, np.ndarray) and not part.dtype.hasobject:
+        return f"{part.nbytes} bytes"
+    return f"a {type(part).__name__} that is no array of bytes"
 
 
 def _as_bytes(name: str, part: npt.NDArray[np.generic], units: int) -> npt.NDArray[np.uint8]:

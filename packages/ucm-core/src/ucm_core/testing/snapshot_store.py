@@ -132,11 +132,14 @@ class SnapshotStoreTests:
         assert ticket.object_results.tolist() == [ResultCode.MISS]
         assert same(out, blank_state(0xAA))
 
-    def test_get_fills_every_part(self, store: SnapshotStore) -> None:
-        self.check_kept(store.put(key_of(1), blank_state(0x11)))
-        out = blank_state(0xAA)
+    @pytest.mark.parametrize("fill", [0x00, 0xAA, 0xFF])
+    def test_get_fills_every_byte_of_a_dirty_target(self, store: SnapshotStore, fill: int) -> None:
+        """No byte of another state stays: each differs from what lay there; 0xFF is NaN in every float."""
+        state = blank_state(fill ^ 0x5A)
+        self.check_kept(store.put(key_of(1), state))
+        out = blank_state(fill)
         assert store.get(key_of(1), out).wait(WAIT_S)
-        assert same(out, blank_state(0x11))
+        assert same(out, state)
 
     @pytest.mark.parametrize("call", ["put", "get"])
     def test_a_missing_part_is_refused(self, store: SnapshotStore, call: str) -> None:
@@ -156,6 +159,14 @@ class SnapshotStoreTests:
     def test_a_part_of_another_size_is_refused(self, store: SnapshotStore, call: str) -> None:
         with pytest.raises(LayoutError, match=r"'aux1': the state has 9 bytes, the row needs 10 bytes"):
             getattr(store, call)(key_of(1), state_of(1) | {"aux1": np.zeros(9, dtype=np.uint8)})
+        assert not store.exists(keys_of(1))[0]
+
+    @pytest.mark.parametrize("part", [[1, 2], None, np.zeros(10, dtype=object)])
+    def test_a_part_that_is_no_array_of_bytes_is_refused(self, store: SnapshotStore, part: Any) -> None:
+        with pytest.raises(
+            LayoutError, match=r"'aux1': the state has a .* no array of bytes, the row needs 10"
+        ):
+            store.put(key_of(1), state_of(1) | {"aux1": part})
         assert not store.exists(keys_of(1))[0]
 
     def test_a_strided_part_is_refused(self, store: SnapshotStore) -> None:
@@ -257,6 +268,16 @@ class SnapshotStoreTests:
             donation.commit()
         with pytest.raises(StoreError, match="the donation is over"):
             donation.part("ssm")
+
+    def test_a_forgotten_donation_gives_its_memory_back(self, store: SnapshotStore) -> None:
+        for number in range(3 * (self.donations or self.slots)):
+            donation = store.reserve(key_of(number))
+            assert donation is not None
+            view = donation.part("ssm")
+            del donation
+            with pytest.raises(ValueError, match="released"):
+                view[0] = 0
+        assert not store.exists(keys_of(0))[0]
 
     def test_a_part_that_the_row_lacks_cannot_be_donated(self, store: SnapshotStore) -> None:
         donation = store.reserve(key_of(1))
