@@ -75,6 +75,7 @@ from ucm_core.spec.presets import canonical_table, draft_table, shared_layers
 from ucm_core.spec.table import Part, RankRule, RowKind, SpecRow, SpecTable
 from ucm_core.spec.units import Segment, UnitMap
 from ucm_core.store.block import BlockStore, BlockStoreStatistics
+from ucm_core.store.close_report import CloseReport
 from ucm_core.store.root import RootStatistics
 from ucm_core.store.snapshot import SnapshotStore
 
@@ -91,6 +92,7 @@ __all__ = [
     "CacheConfig",
     "CacheEvent",
     "CacheStatistics",
+    "CloseReport",
     "ClosedError",
     "Completions",
     "ConfigError",

@@ -39,9 +39,10 @@ from ucm_core.spec.keys import Keys, MediaItem, PrefixChain, RequestIdentity, To
 from ucm_core.spec.table import RowKind, SpecTable
 from ucm_core.store.absent import ObjectStore
 from ucm_core.store.block import BlockStoreStatistics
+from ucm_core.store.close_report import CloseReport
 from ucm_core.store.journal import MAX_EVENT_NAMES
 from ucm_core.store.root import RootStatistics
-from ucm_core.store.stack import RowPlan, plan_rows
+from ucm_core.store.stack import CLOSE_WAIT_S, RowPlan, plan_rows
 
 Payloads = npt.NDArray[np.uint8]
 """Blocks of one row, ``uint8[blocks, units, unit_bytes]``."""
@@ -337,10 +338,13 @@ class Cache:
         for store in self._spaces.current.stores.values():
             store.check_integrity()
 
-    def close(self) -> None:
-        """Let saves under way reach the medium (in bounded time), then let go of everything. Idempotent."""
+    def close(self, timeout_s: float = CLOSE_WAIT_S) -> tuple[CloseReport, ...]:
+        """Let saves under way reach the medium, then let go of everything. Idempotent.
+
+        Takes at most about ``timeout_s``; says, row by row, what was kept of what was under way.
+        """
         atexit.unregister(self.close)
-        self._spaces.close()
+        return self._spaces.close(timeout_s)
 
     def __enter__(self) -> Self:
         return self

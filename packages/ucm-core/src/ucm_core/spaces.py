@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,7 @@ from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.table import SpecTable
 from ucm_core.store.absent import ObjectStore
+from ucm_core.store.close_report import CloseReport
 from ucm_core.store.gc import Collector
 from ucm_core.store.journal import Place
 from ucm_core.store.ledger import Residents
@@ -31,7 +33,15 @@ from ucm_core.store.pool import IoPool
 from ucm_core.store.reach import Cover, mask
 from ucm_core.store.ring import RingOptions
 from ucm_core.store.root import CacheRoot
-from ucm_core.store.stack import RowPlan, StoreParts, absent_stores, close_stores, key_seeds, open_stores
+from ucm_core.store.stack import (
+    CLOSE_WAIT_S,
+    RowPlan,
+    StoreParts,
+    absent_stores,
+    close_stores,
+    key_seeds,
+    open_stores,
+)
 from ucm_core.store.tiers import StoreLimits
 
 __all__ = ["Space", "Spaces"]
@@ -52,10 +62,15 @@ class Space:
     coordinator: Coordinator
     leases: Leases
 
-    def close(self) -> None:
-        """Let saves under way reach the medium, in bounded time."""
+    def revoke(self) -> None:
+        """Let no load of it end well any more, also of those under way."""
+        for store in self.stores.values():
+            store.revoke()
+
+    def close(self, timeout_s: float = CLOSE_WAIT_S) -> tuple[CloseReport, ...]:
+        """Let saves under way reach the medium, in bounded time; what became of them, row by row."""
         self.leases.close()
-        close_stores(self.stores)
+        return close_stores(self.stores, timeout_s)
 
 
 class Spaces:
@@ -69,7 +84,8 @@ class Spaces:
         self._plans = plans
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._closed = False
+        self._closed = self._stuck = False
+        self._reports: tuple[CloseReport, ...] = ()
         self.root = CacheRoot(config.root).open()
         """Where all of them lie."""
         self._pool = IoPool(config.thread_count(), write_threads=config.write_threads)
@@ -118,6 +134,7 @@ class Spaces:
         """
         with self._lock:
             old = self.opened()
+            old.revoke()
             raised, refusal = self._raised(old.identity, private_token)
             try:
                 self.current = self._open(raised)
@@ -126,32 +143,39 @@ class Spaces:
                 metrics.ERRORS.labels(where="generation").inc()
                 self.current = self._space_of(raised, absent_stores(self._plans))
         self.root.journal.lose()
-        old.close()
+        self._leave(old, CLOSE_WAIT_S)
         if refusal is not None:
             raise StoreError(
                 f"tier 'file' was not reset: {refusal}; this cache finds nothing of before, others still may:"
                 f" make {self.root.path} writable, open the cache again and repeat"
             )
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = CLOSE_WAIT_S) -> tuple[CloseReport, ...]:
         """Let saves under way reach the medium (in bounded time), then let go of everything. Idempotent.
 
         In a forked child it does nothing: everything is the parent's, and its threads may hold locks there.
         """
         if os.getpid() != self._pid:
-            return
+            return ()
+        deadline = time.monotonic() + timeout_s
         with self._lock:
             if self._closed:
-                return
+                return self._reports
             self._closed = True
-        self.current.close()
-        self._let_go()
+        self._reports = self._leave(self.current, timeout_s)
+        self._let_go(max(0.0, deadline - time.monotonic()))
+        return self._reports
 
     # -- private
 
-    def _let_go(self) -> None:
-        self._pool.close(timeout_s=30.0)
-        self.root.close()
+    def _leave(self, space: Space, timeout_s: float) -> tuple[CloseReport, ...]:
+        reports = space.close(timeout_s)
+        self._stuck |= any(report.unfinished for report in reports)
+        return reports
+
+    def _let_go(self, timeout_s: float = CLOSE_WAIT_S) -> None:
+        if self._pool.close(timeout_s) and not self._stuck:
+            self.root.close()  # else its lock stays: who still writes needs its name and its counter
 
     def _store_parts(self, config: CacheConfig) -> StoreParts:
         limits = StoreLimits(config.save_wait_s, config.load_wait_s, sync=config.sync)

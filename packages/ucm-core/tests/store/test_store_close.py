@@ -7,22 +7,33 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+import models
 import pytest
+from models import DENSE, GRAIN, RING_BYTES, identity_of
 from stores import Faults, open_store
 
+from ucm_core.cache import Cache
+from ucm_core.errors import ClosedError
 from ucm_core.flow.copy import BufferBlocks
-from ucm_core.flow.ticket import ResultCode
+from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.ops import metrics
+from ucm_core.ops.config import CacheConfig
 from ucm_core.store.block import BlockStore
+from ucm_core.store.close_report import CloseReport
+from ucm_core.store.files import FileTier
 from ucm_core.store.geometry import Geometry
+from ucm_core.store.tiers import log
 from ucm_core.testing.block_store import WAIT_S, keys_of, payloads_of
 
 GEOMETRY = Geometry(1, 4096)
 
 
 class Gate(Faults):
-    """Holds one call of the ring until it is opened."""
+    """A double that holds one call of a tier until it is opened."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,3 +191,135 @@ def test_everything_is_cancelled_in_a_forked_child(store: BlockStore) -> None:
 
     assert in_child(work) == str([(True, int(ResultCode.CANCELLED))] * 3)
     assert store.load(keys_of(0), BufferBlocks(payloads_of(GEOMETRY, 5))).wait(WAIT_S)
+
+
+# -- what closing says
+
+
+def save(store: BlockStore, *numbers: int) -> Ticket:
+    return store.save(keys_of(*numbers), BufferBlocks(payloads_of(GEOMETRY, *numbers)))
+
+
+def test_closing_waits_for_writes_and_says_what_it_kept(store: BlockStore, gate: Gate) -> None:
+    gate.held = "FileTier.write"
+    ticket = save(store, 1, 2)
+    assert gate.reached.wait(WAIT_S)
+    opening = threading.Timer(0.05, gate.opened.set)
+    opening.start()
+    assert store.close() == CloseReport("row", kept=2)
+    assert ticket.wait_durable(0)
+    opening.join()
+
+
+def test_closing_says_what_the_medium_refused(store: BlockStore, gate: Gate, tmp_path: Path) -> None:
+    gate.held = "FileTier.write"
+    save(store, 1)
+    assert gate.reached.wait(WAIT_S)
+    gate.broken["FileTier.write"] = 1
+    save(store, 2)
+    opening = threading.Timer(0.05, gate.opened.set)
+    opening.start()
+    report = store.close()
+    assert (report.kept, report.lost, report.unfinished) == (1, 1, 0)
+    opening.join()
+
+
+def test_a_close_that_cannot_wait_says_what_it_could_not_keep(
+    store: BlockStore, gate: Gate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write goes on afterwards, in memory that is still there."""
+    failed = metrics.OBJECTS_FAILED.labels(operation="close", reason="timeout")
+    before, gate.held = failed._value.get(), "FileTier.write"
+    ticket = save(store, 1, 2, 3)
+    assert gate.reached.wait(WAIT_S)
+    caplog.set_level("WARNING", log.name)
+    monkeypatch.setattr(log, "filters", [])  # the same may have been said a moment ago
+    report = store.close(timeout_s=0.05)
+    assert (report.kept, report.lost) == (0, 3)
+    assert report.unfinished > 0
+    assert failed._value.get() == before + 3
+    assert "0 objects reached the medium, 3 did not" in caplog.text
+    gate.opened.set()
+    assert ticket.wait_durable(WAIT_S)
+
+
+def test_a_cache_that_cannot_end_keeps_its_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that ends after the close still settles its books, under the name of its own process."""
+    reached, opened, real = threading.Event(), threading.Event(), FileTier.write
+
+    def write(tier: FileTier, *arguments: Any, **named: Any) -> Any:
+        reached.set()
+        assert opened.wait(WAIT_S)
+        return real(tier, *arguments, **named)
+
+    monkeypatch.setattr(FileTier, "write", write)
+    config = CacheConfig(root=tmp_path, ring_bytes=RING_BYTES, disk_bytes=1 << 30)
+    cache = Cache.open(config, DENSE, identity=identity_of(DENSE))
+    tickets = cache.save(cache.chain(list(range(GRAIN))), models.payloads_of(DENSE, 1))
+    assert reached.wait(WAIT_S)
+    (report,) = cache.close(timeout_s=0.05)
+    assert (report.row, report.lost) == ("full", 1)
+    opened.set()
+    assert tickets.wait_durable(WAIT_S)
+    assert cache.close() == (report,)
+
+
+# -- forks
+
+
+@contextmanager
+def held(*locks: threading.Condition) -> Iterator[None]:
+    """Another thread holds the locks meanwhile, as one may when its process forks."""
+    ready, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ExitStack() as stack:
+            for lock in locks:
+                stack.enter_context(lock)
+            ready.set()
+            assert over.wait(WAIT_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert ready.wait(WAIT_S)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_child_waits_for_no_lock_of_its_parents_threads(tmp_path: Path) -> None:
+    store = open_store(tmp_path, GEOMETRY)
+    ticket = save(store, 1)
+    assert ticket.wait_durable(WAIT_S)
+    pins = store.pin(keys_of(1))
+    parts = (store._writer, store._work, store._tiers.pool, ticket)
+
+    def work() -> str:
+        for call in CALLS.values():
+            call(store)
+        pins.release()
+        assert store.load(keys_of(1), BufferBlocks(payloads_of(GEOMETRY, 1))).wait(0)
+        store.close()
+        with pytest.raises(ClosedError, match="the process that forked this one"):
+            ticket.wait()
+        return "went on"
+
+    with held(*(part._changed for part in parts), store._pinned._lock, store._touches._lock):
+        assert in_child(work) == "'went on'"
+    pins.release()
+    store.close()
+
+
+def test_a_donation_of_the_parent_is_cancelled_in_a_child(tmp_path: Path) -> None:
+    store = open_store(tmp_path, GEOMETRY, slots=0)
+    donation = store.reserve(keys_of(1)[0])
+    assert donation is not None
+
+    def work() -> int:
+        return int(donation.commit().object_results[0])
+
+    assert in_child(work) == str(int(ResultCode.CANCELLED))
+    donation.abort()
+    store.close()

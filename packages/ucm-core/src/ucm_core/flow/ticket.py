@@ -22,6 +22,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from ucm_core.flow.own import OwnCondition
 from ucm_core.ops import metrics
 from ucm_core.ops.quiet import quiet_logger
 
@@ -77,7 +78,8 @@ _IN_RING = np.uint8(Level.IN_RING)
 class Ticket:
     """The live record of one batch, written by the store and read by the caller, on any thread.
 
-    ``results`` has the shape ``[objects, shards]``. A ticket for zero objects is done at once.
+    ``results`` has the shape ``[objects, shards]``. A ticket for zero objects is done at once. In a forked
+    child a ticket of its parent raises ClosedError: nobody would settle it there.
 
     >>> ticket = Ticket(2, shards=3, durable=False)
     >>> ticket.settle([0], ResultCode.OK)
@@ -91,7 +93,7 @@ class Ticket:
     """
 
     def __init__(self, objects: int, shards: int = 1, *, durable: bool) -> None:
-        self._changed = threading.Condition()
+        self._changed = OwnCondition()
         self._results: Codes = np.full((objects, shards), _PENDING)
         self._durable: Codes = np.full(objects, _PENDING)
         self._levels: Codes = np.zeros(objects, dtype=np.uint8)  # of Level.SUBMITTED

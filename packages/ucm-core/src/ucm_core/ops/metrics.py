@@ -1,8 +1,9 @@
 """Counters in the default Prometheus registry; every name begins with ``ucm_``.
 
 They only grow. Labels are few and bounded: ``row`` is a row's name, ``tier`` is ``ring``, ``file`` or
-``absent``, ``operation`` is ``load``, ``save``, ``prefetch`` or ``write``, ``reason`` is the lower-case name
-of a `ucm_core.ResultCode` or of a cause, ``where`` names a border at which something unexpected was caught.
+``absent``, ``operation`` is ``load``, ``save``, ``prefetch``, ``write`` or ``close``, ``reason`` is the
+lower-case name of a `ucm_core.ResultCode` or of a cause, ``where`` names a border at which something
+unexpected was caught.
 Tokens are counted once per request, when it is over (`ucm_core.coordinator.accounts.TokenAccount`).
 """
 

@@ -11,6 +11,7 @@ from ucm_core.flow.copy import BlockSource, BlockTarget
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.spec.keys import Keys
 from ucm_core.store.block import BlockStoreStatistics
+from ucm_core.store.close_report import CloseReport
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.ledger import NO_RESIDENTS, PinBook, Pins, Residents
@@ -70,8 +71,11 @@ class ObjectStore(Protocol):
     def check_integrity(self) -> None:
         """Raise when the books do not balance."""
 
-    def close(self, timeout_s: float = 30.0) -> None:
-        """Let go of everything."""
+    def revoke(self) -> None:
+        """Let no load end well any more."""
+
+    def close(self, timeout_s: float = 30.0) -> CloseReport:
+        """Let go of everything, and say what was kept of what was under way."""
 
 
 class AbsentStore:
@@ -142,8 +146,12 @@ class AbsentStore:
     def check_integrity(self) -> None:
         """Nothing can be wrong."""
 
-    def close(self, timeout_s: float = 30.0) -> None:
+    def revoke(self) -> None:
+        """No load ever ends well."""
+
+    def close(self, timeout_s: float = 30.0) -> CloseReport:  # noqa: ARG002 - as above
         """Nothing to let go of."""
+        return CloseReport("absent")
 
     def _settled(self, operation: str, keys: Keys, code: ResultCode) -> Ticket:
         ticket = Ticket(KeyBatch(keys).count, self.geometry.shards, durable=True)

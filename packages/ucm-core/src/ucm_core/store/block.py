@@ -27,6 +27,7 @@ from ucm_core.flow.copy import BlockSource, BlockTarget
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.spec.keys import NAME_BYTES, Keys
+from ucm_core.store.close_report import CloseReport
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.ledger import (
@@ -42,7 +43,7 @@ from ucm_core.store.loading import LoadOrder, LoadWork, deliver_resident, load_c
 from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome, RingStatistics, Touch
 from ucm_core.store.saving import Save
-from ucm_core.store.tiers import Int64s, KeyBatch, Mask, Room, Slots, Tiers, log
+from ucm_core.store.tiers import Int64s, KeyBatch, Mask, Room, Slots, Tiers, check_keys, count_failures, log
 from ucm_core.store.writing import Writer
 
 PREFIX_STEP_BLOCKS = 64
@@ -69,7 +70,8 @@ class BlockStoreStatistics:
 class BlockStore:
     """Fixed-size objects of one row and segment under 256-bit keys.
 
-    Keys are ``uint8[n, 32]`` (`ucm_core.object_keys`); a batch may repeat a key. All methods are thread-safe.
+    Keys are ``uint8[n, 32]`` (`ucm_core.object_keys`), anything else is a `ucm_core.LayoutError`; a batch may
+    repeat a key. All methods are thread-safe. In a forked child the store is as one that was closed.
     After `close` every lookup is a miss and every ticket ends ``CANCELLED``. ``room`` keeps the files below
     the capacity bound; None = a write that the bound refuses stays refused.
     """
@@ -81,6 +83,8 @@ class BlockStore:
         self._touches = RecentTouches()
         self._pinned = PinBook()
         self._last_ring: RingStatistics | None = None
+        self._revoked = False
+        self._report = CloseReport(tiers.row)
         self._looked_up = {
             tier: metrics.LOOKUPS.labels(row=tiers.row, tier=tier) for tier in ("ring", "file", "absent")
         }
@@ -97,6 +101,7 @@ class BlockStore:
 
     def lookup(self, keys: Keys) -> Mask:
         """``bool[n]``: True where the ring holds the object, or a whole file is there."""
+        check_keys(keys)
         if not len(keys) or not self._work.begin():
             return np.zeros(len(keys), dtype=np.bool_)
         try:
@@ -106,6 +111,7 @@ class BlockStore:
 
     def lookup_prefix(self, keys: Keys) -> int:
         """How many leading keys are present; looks no further than one step behind the first hole."""
+        check_keys(keys)
         for begin in range(0, len(keys), PREFIX_STEP_BLOCKS):
             found = self.lookup(keys[begin : begin + PREFIX_STEP_BLOCKS])
             if not found.all():
@@ -119,7 +125,7 @@ class BlockStore:
         returns for a small batch that the ring holds whole; never for an object that failed. The target's
         memory must live until the ticket is done, and what failed must not be used.
         """
-        order = LoadOrder.of(keys, self.geometry, target=target)
+        order = self._order(keys, target)
         times = 1
         if self._holds(order):
             if self._load_inline(order):
@@ -133,7 +139,11 @@ class BlockStore:
         Gives way to loads, and gives up where the ring has no room. ``cancel`` of the ticket ends it before
         its next piece. ``OK`` = in the ring, or on the way there by somebody else.
         """
-        return self._start(LoadOrder.of(keys, self.geometry, target=None), Priority.PREFETCH, prefetch_chunk)
+        order = self._order(keys, None)
+        if self._holds(order):
+            order.ticket.settle(np.arange(order.batch.count), ResultCode.OK)
+            return order.ticket
+        return self._start(order, Priority.PREFETCH, prefetch_chunk)
 
     def save(self, keys: Keys, source: BlockSource, *, gather_inline: bool = True) -> Ticket:
         """Keep the payloads of ``source`` under ``keys``; what is present is ``OK`` at once and not gathered.
@@ -158,6 +168,7 @@ class BlockStore:
 
         Raises `ucm_core.NoSpace` when the ring has no slot to give.
         """
+        check_keys(np.asarray(key)[None])
         with self._work.entered() as entered:
             if not entered or self._lookup(key[None])[0]:
                 return None
@@ -165,6 +176,7 @@ class BlockStore:
 
     def pin(self, keys: Keys) -> Pins:
         """Keep what the ring holds of ``keys`` in the ring until the pins are released (`Pins`)."""
+        check_keys(keys)
         with self._work.entered() as entered:
             if not entered:
                 return Pins(keys[:0], self._pinned, lambda: None)
@@ -178,6 +190,7 @@ class BlockStore:
 
         An owner that died counts until somebody waits for its slot: ask a limited number of times.
         """
+        check_keys(keys)
         with self._work.entered() as entered:
             if not entered or not len(keys):
                 return np.zeros(len(keys), dtype=np.bool_)
@@ -196,6 +209,7 @@ class BlockStore:
 
     def touch(self, keys: Keys) -> None:
         """Mark as used: in the ring now, on the medium in the background, at most once a minute each."""
+        check_keys(keys)
         with self._work.entered() as entered:
             if not entered or not len(keys):
                 return
@@ -207,6 +221,7 @@ class BlockStore:
 
     def drop(self, keys: Keys) -> None:
         """Remove from the ring (unless referenced) and the medium; a write that is under way still lands."""
+        check_keys(keys)
         with self._work.entered() as entered:
             if entered:
                 self._tiers.ring.drop(keys)
@@ -219,7 +234,9 @@ class BlockStore:
             yield found
 
     def statistics(self) -> BlockStoreStatistics:
-        """A moment of this store; the last one after `close`."""
+        """A moment of this store; the last one after `close`. All zero in a forked child."""
+        if self._work.foreign:
+            return BlockStoreStatistics(working=0, pending_writes=0, pins=0, ring=None)
         working = self._work.count
         ring = self._last_ring
         with self._work.entered() as entered, suppress(StoreError):  # a ring that cannot be looked at now
@@ -232,24 +249,43 @@ class BlockStore:
             if entered:
                 self._tiers.ring.check_integrity()
 
-    def close(self, timeout_s: float = 30.0) -> None:
-        """Refuse new work, let what was begun end (at most ``timeout_s``), let go of the ring. Idempotent."""
+    def revoke(self) -> None:
+        """Let no load end ``OK`` any more, also of those under way: a computation is over. Saves go on."""
+        self._revoked = True
+
+    def close(self, timeout_s: float = 30.0) -> CloseReport:
+        """Refuse new work, let what was begun end (at most ``timeout_s``), let go of the ring. Idempotent.
+
+        Says what was kept of what was on its way to the medium; so does one log line when not all was.
+        """
         if not self._work.close():
-            return
-        deadline = time.monotonic() + timeout_s
+            return self._report
+        deadline, before = time.monotonic() + timeout_s, self._writer.tally
         drained = self._work.wait_idle(timeout_s)
         drained &= self._writer.wait_idle(max(0.0, deadline - time.monotonic()))
-        if not drained:
-            log.warning("row %s: closing with work under way after %.0f s", self._tiers.row, timeout_s)
-            metrics.ERRORS.labels(where="store_close").inc()
-            return  # the ring stays mapped: a thread may still write into it
-        with suppress(StoreError):
-            self._last_ring = self._tiers.ring.statistics()
-        self._pinned.forget()
-        self._writer.close()
-        self._tiers.ring.close()
+        self._report = self._reported(before)
+        if drained:
+            with suppress(StoreError):
+                self._last_ring = self._tiers.ring.statistics()
+            self._pinned.forget()
+            self._writer.close()
+            self._tiers.ring.close()  # else it stays mapped: a thread may still write into it
+        return self._report
 
     # -- private
+
+    def _reported(self, before: tuple[int, int]) -> CloseReport:
+        (kept, lost), pending, working = self._writer.tally, self._writer.pending, self._work.count
+        report = CloseReport(self._tiers.row, kept - before[0], lost - before[1] + pending, working + pending)
+        if report.unfinished:
+            metrics.ERRORS.labels(where="store_close").inc()
+            count_failures("close", np.full(pending, ResultCode.TIMEOUT, dtype=np.uint8))
+        if report.lost or report.unfinished:
+            log.warning(
+                "row %s is closed: %d objects reached the medium, %d did not, %d pieces of work still run",
+                *(report.row, report.kept, report.lost, report.unfinished),
+            )
+        return report
 
     def _unpin(self, slots: Slots) -> None:
         with self._work.entered() as entered:
@@ -272,6 +308,11 @@ class BlockStore:
         with self._work.entered() as entered, suppress(Exception):
             return entered and bool(self._tiers.ring.lookup(order.batch.keys).all())
         return False
+
+    def _order(self, keys: Keys, target: BlockTarget | None) -> LoadOrder:
+        batch = KeyBatch(keys)
+        ticket = Ticket(batch.count, self.geometry.shards, durable=False)
+        return LoadOrder(batch, ticket, target, lambda: self._revoked)
 
     def _start(self, order: LoadOrder, priority: Priority, work: LoadWork, *, times: int = 1) -> Ticket:
         for ids in self._tiers.chunks(len(order.batch), times=times):

@@ -87,13 +87,11 @@ class Donation:
         try:
             address = self._payload.addresses
             _native.zero_padding(address, geometry.shards, geometry.shard_bytes, geometry.stride)
-            readable = self._payload.publish()
+            if self._payload.publish():
+                ticket.settle([0], ResultCode.OK)
+            self._keep(ticket)
         except ClosedError:
             ticket.settle_rest(ResultCode.CANCELLED)
-            return ticket
-        if readable:
-            ticket.settle([0], ResultCode.OK)
-        self._keep(ticket)
         return ticket
 
     def abort(self) -> None:

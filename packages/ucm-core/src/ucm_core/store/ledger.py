@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ from typing import Self
 
 import numpy as np
 
+from ucm_core.flow.own import OwnCondition
 from ucm_core.spec.keys import NAME_BYTES, Keys
 from ucm_core.store.journal import Mask, Names
 
@@ -76,7 +75,7 @@ class PinBook:
     """The ledger of pins: an entry is removed exactly once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = OwnCondition()
         self._entries: dict[int, Keys] = {}
         self._numbers = itertools.count()
 
@@ -87,14 +86,18 @@ class PinBook:
             return sum(map(len, self._entries.values()))
 
     def add(self, keys: Keys) -> int:
-        """Enter one set of pins; returns its number."""
+        """Enter one set of pins; returns its number. In a forked child it is of nothing, and not entered."""
+        if self._lock.foreign:
+            return -1
         with self._lock:
             number = next(self._numbers)
             self._entries[number] = keys
             return number
 
     def remove(self, number: int) -> bool:
-        """Strike an entry out; False when it was struck before."""
+        """Strike an entry out; False when it was struck before, or in a forked child, which holds nothing."""
+        if self._lock.foreign:
+            return False
         with self._lock:
             return self._entries.pop(number, None) is not None
 
@@ -111,19 +114,18 @@ class WorkGate:
     """
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._changed = OwnCondition()
         self._closed = False
         self.count = 0
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._closed or self._is_child
+        return self._closed or self.foreign
 
     def begin(self) -> bool:
         """Count one piece of work in; False after `close`."""
-        if self._is_child:  # before the lock, which another thread may have held when it forked
+        if self.foreign:  # before the lock, which another thread may have held when it forked
             return False
         with self._changed:
             self.count += not self._closed
@@ -148,15 +150,16 @@ class WorkGate:
 
     def close(self) -> bool:
         """True for the first caller."""
-        if self._is_child:
+        if self.foreign:
             return False
         with self._changed:
             first, self._closed = not self._closed, True
             return first
 
     @property
-    def _is_child(self) -> bool:
-        return os.getpid() != self._pid
+    def foreign(self) -> bool:
+        """Whether this is a forked child, which has none of the threads that would do the work."""
+        return self._changed.foreign
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no work is counted."""
@@ -168,7 +171,7 @@ class RecentTouches:
     """When files that the ring does not hold were touched last; of what it holds, the ring knows it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = OwnCondition()
         self._last: dict[bytes, float] = {}  # the longest untouched first
 
     def due(self, keys: Keys) -> Keys:

@@ -6,6 +6,7 @@ else, so no two readers can wait for each other, and every owner is running, nev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +17,6 @@ from ucm_core.flow.copy import BlockTarget
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.spec.keys import Keys
-from ucm_core.store.geometry import Geometry
 from ucm_core.store.held import HeldSlots
 from ucm_core.store.payloads import PrivateMemory
 from ucm_core.store.ring import Claims, Outcome
@@ -33,12 +33,13 @@ class LoadOrder:
     ticket: Ticket
     target: BlockTarget | None
     """None = into the ring only (prefetch)."""
+    revoked: Callable[[], bool]
+    """Whether the bytes are of a computation that is over: then none of them is delivered."""
 
-    @classmethod
-    def of(cls, keys: Keys, geometry: Geometry, *, target: BlockTarget | None) -> LoadOrder:
-        """An order of a batch, with its ticket."""
-        batch = KeyBatch(keys)
-        return cls(batch, Ticket(batch.count, geometry.shards, durable=False), target)
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody wants it any more."""
+        return self.ticket.cancelled or self.revoked()
 
     @property
     def operation(self) -> str:
@@ -55,7 +56,7 @@ class LoadWork(Protocol):
 
 def load_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
     """Load the distinct keys ``ids`` and settle their positions; after an exception the caller does."""
-    if order.ticket.cancelled:
+    if order.cancelled:
         order.batch.settle(order.ticket, ids, codes=ResultCode.CANCELLED)
         return
     if deliver_resident(tiers, order, ids=ids):
@@ -76,7 +77,7 @@ def prefetch_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
 
     Waits for nobody, and takes no other memory where the ring has no room.
     """
-    if order.ticket.cancelled:
+    if order.cancelled:
         order.batch.settle(order.ticket, ids, codes=ResultCode.CANCELLED)
         return
     with HeldSlots(tiers.ring, _claim(tiers, order.batch.keys[ids])) as held:
@@ -162,8 +163,10 @@ def _deliver(tiers: Tiers, order: LoadOrder, ids: Int64s, addresses: Int64s, tie
         return
     positions, which = order.batch.expand(ids)
     codes = np.zeros(positions.size, dtype=np.uint8)
-    if order.target is not None:
+    if order.target is not None and not order.revoked():
         codes = copy_each(order.target.scatter, positions, address=addresses[which], who="a target")
+    if order.revoked():
+        codes[:] = ResultCode.CANCELLED
     order.ticket.settle(positions, codes)
     count_failures(order.operation, codes)
     metrics.OBJECTS_LOADED.labels(row=tiers.row, tier=tier).inc(int(np.count_nonzero(codes == _OK)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
 
+from ucm_core.flow.own import OwnCondition
 from ucm_core.ops import metrics
 from ucm_core.ops.quiet import quiet_logger
 
@@ -34,8 +34,7 @@ class IoPool:
 
     def __init__(self, threads: int, *, write_threads: int | None = None) -> None:
         self._limit = threads
-        self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._changed = OwnCondition()
         self._queues: dict[Priority, deque[Callable[[], None]]] = {priority: deque() for priority in Priority}
         self._most = dict.fromkeys(Priority, threads)
         self._most[Priority.WRITE] = min(threads, write_threads or max(1, threads - 1))
@@ -59,7 +58,7 @@ class IoPool:
 
         False after `close`, in a forked child, and while the system gives no thread at all: it will not run.
         """
-        if os.getpid() != self._pid:
+        if self._changed.foreign:
             return False
         with self._changed:
             if self._closed:
@@ -77,10 +76,13 @@ class IoPool:
         while (work := self._take_load()) is not None:
             self._finish(Priority.LOAD, work)
 
-    def close(self, timeout_s: float | None = None) -> None:
-        """Refuse new work, finish what is queued, and wait at most ``timeout_s`` for the threads to end."""
-        if os.getpid() != self._pid:
-            return
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Refuse new work, finish what is queued, and wait at most ``timeout_s`` for the threads to end.
+
+        False: some have not, or this is a forked child, which has none of them.
+        """
+        if self._changed.foreign:
+            return False
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -88,6 +90,7 @@ class IoPool:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=f"ucm-io-{len(self._threads)}", daemon=True)

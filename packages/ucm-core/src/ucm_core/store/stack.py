@@ -6,6 +6,7 @@ import errno
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +17,7 @@ from ucm_core.spec.units import Segment
 from ucm_core.store.absent import AbsentStore, ObjectStore
 from ucm_core.store.absent_tiers import NoFiles, NoRing
 from ucm_core.store.block import BlockStore
+from ucm_core.store.close_report import CloseReport
 from ucm_core.store.files import FileTier
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.pool import IoPool
@@ -23,6 +25,9 @@ from ucm_core.store.ring import Ring, RingOptions
 from ucm_core.store.root import CacheRoot, Namespace
 from ucm_core.store.sizing import RingDemand, check_ring_bytes, ring_slots
 from ucm_core.store.tiers import Room, StoreLimits, Tiers
+
+CLOSE_WAIT_S = 30.0
+"""How long what is under way may take when a cache is closed."""
 
 _log = logging.getLogger(__name__)
 
@@ -102,10 +107,12 @@ def absent_stores(plans: Mapping[str, RowPlan]) -> dict[str, ObjectStore]:
     return {name: AbsentStore(plan.geometry) for name, plan in plans.items()}
 
 
-def close_stores(stores: Mapping[str, ObjectStore]) -> None:
-    """Close them all."""
-    for store in stores.values():
-        store.close()
+def close_stores(
+    stores: Mapping[str, ObjectStore], timeout_s: float = CLOSE_WAIT_S
+) -> tuple[CloseReport, ...]:
+    """Close them all, within ``timeout_s`` together; what each of them kept."""
+    deadline = time.monotonic() + timeout_s
+    return tuple(store.close(max(0.0, deadline - time.monotonic())) for store in stores.values())
 
 
 def ring_name(root: str | os.PathLike[str], namespace: str, *, row: str, segment: str) -> str:

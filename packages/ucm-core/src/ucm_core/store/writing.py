@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from ucm_core.flow.own import OwnCondition
 from ucm_core.flow.ticket import Codes, Level, ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.store.payloads import Payloads, PrivateMemory, PrivatePayloads
@@ -29,10 +29,11 @@ class Writer:
     def __init__(self, tiers: Tiers, room: Room | None = None) -> None:
         self._tiers = tiers
         self._room = room
-        self._changed = threading.Condition()
+        self._changed = OwnCondition()
         self._waiters: dict[bytes, list[Waiter]] = {}
         self._borrowed = 0
         self._finished = 0
+        self._kept = self._lost = self._telling = 0
         self._closed = False
 
     @property
@@ -40,6 +41,12 @@ class Writer:
         """Keys whose file is not down yet."""
         with self._changed:
             return len(self._waiters)
+
+    @property
+    def tally(self) -> tuple[int, int]:
+        """Objects that reached the medium and objects that did not, so far."""
+        with self._changed:
+            return self._kept, self._lost
 
     @property
     def finished(self) -> int:
@@ -90,9 +97,9 @@ class Writer:
             return self._finished != seen and time.monotonic() < deadline
 
     def wait_idle(self, timeout_s: float | None) -> bool:
-        """Wait until nothing is pending."""
+        """Wait until nothing is pending and every ticket knows it."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiters, timeout_s)
+            return self._changed.wait_for(lambda: not (self._waiters or self._telling), timeout_s)
 
     def close(self) -> None:
         """Cancel what is handed over from now on: a donation may outlive its store."""
@@ -125,13 +132,19 @@ class Writer:
         finally:
             with self._changed:
                 told = [self._waiters.pop(name) for name in names]
-                self._finished += 1
-                self._changed.notify_all()
-            level = Level.SYNCED if self._tiers.limits.sync else Level.ON_MEDIUM
-            for waiters, code in zip(told, codes, strict=True):
-                for ticket, positions in waiters:
-                    ticket.settle(positions, int(code))  # of what the ring holds it was known before
-                    ticket.settle_durable(positions, int(code), level=level)
+                self._telling += 1
+            try:
+                _tell(told, codes, Level.SYNCED if self._tiers.limits.sync else Level.ON_MEDIUM)
+            finally:
+                self._end(len(names), lost=int(np.count_nonzero(codes)) if self._tiers.files.keeps else 0)
+
+    def _end(self, objects: int, *, lost: int) -> None:
+        with self._changed:
+            self._kept += objects - lost
+            self._lost += lost
+            self._telling -= 1
+            self._finished += 1
+            self._changed.notify_all()
 
     def _refuse(self, payloads: Payloads, waiters: list[Waiter]) -> None:
         payloads.release()
@@ -152,6 +165,19 @@ class Writer:
             self._borrowed -= count
             self._finished += 1
             self._changed.notify_all()
+
+
+def _tell(told: list[list[Waiter]], codes: Codes, level: Level) -> None:
+    """Settle every ticket, each once, with what became of the keys that it waits for."""
+    news: dict[Ticket, list[tuple[Int64s, int]]] = {}
+    for waiters, code in zip(told, codes.tolist(), strict=True):
+        for ticket, positions in waiters:
+            news.setdefault(ticket, []).append((positions, code))
+    for ticket, parts in news.items():
+        positions = np.concatenate([part for part, _ in parts])
+        each = np.repeat([code for _, code in parts], [part.size for part, _ in parts])
+        ticket.settle(positions, each)  # of what the ring holds it was known before
+        ticket.settle_durable(positions, each, level=level)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -312,10 +313,39 @@ class BlockStoreTests:
         assert ticket.wait(WAIT_S)
         assert ticket.object_results[0] in (ResultCode.OK, ResultCode.CANCELLED)
 
-    @pytest.mark.parametrize("shape", [(4,), (4, 31)])
-    def test_keys_of_another_shape_are_refused(self, store: ObjectStore, shape: tuple[int, ...]) -> None:
-        with pytest.raises(LayoutError, match=r"need uint8\[n, 32\]"):
-            store.prefetch(np.zeros(shape, dtype=np.uint8))
+    @pytest.mark.parametrize(
+        "keys", [np.zeros(4, np.uint8), np.zeros((4, 31), np.uint8), np.zeros((4, 32)), [bytes(32)]]
+    )
+    def test_what_are_no_keys_is_refused_and_changes_nothing(self, store: ObjectStore, keys: Bytes) -> None:
+        self.save(store, 1)
+        blocks = BufferBlocks(blank(self.geometry, 4))
+        calls: list[Callable[[], object]] = [
+            lambda: store.save(keys, blocks),
+            lambda: store.load(keys, blocks),
+            lambda: store.reserve(keys),
+        ]
+        asks: list[Callable[[Bytes], object]] = [store.lookup, store.lookup_prefix, store.prefetch, store.pin]
+        asks += [store.in_flight, store.touch, store.drop]
+        for call in calls + [partial(ask, keys) for ask in asks]:
+            with pytest.raises(LayoutError, match=r"need uint8\[n, 32\]"):
+                call()
+        assert store.statistics().pins == 0
+        self.expect(store, 1)
+
+    def test_after_a_computation_is_over_nothing_of_it_is_loaded(self, store: ObjectStore) -> None:
+        self.save(store, 1)
+        store.revoke()
+        out, codes = self.load(store, 1)
+        assert codes == [ResultCode.CANCELLED]
+        assert (out == UNTOUCHED).all()
+        assert store.prefetch(keys_of(1)).wait(WAIT_S)
+        self.check_kept(self.save(store, 2))
+
+    def test_closing_says_what_it_kept(self, store: ObjectStore) -> None:
+        self.save(store, 1)
+        report = store.close()
+        assert (report.lost, report.unfinished) == (0, 0)
+        assert store.close() == report
 
     def test_many_threads_see_only_right_bytes(self, store: ObjectStore) -> None:
         wrong: list[object] = []

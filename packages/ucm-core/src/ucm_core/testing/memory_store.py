@@ -11,10 +11,11 @@ from ucm_core.flow.copy import BlockSource, BlockTarget
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.spec.keys import Keys
 from ucm_core.store.block import BlockStoreStatistics
+from ucm_core.store.close_report import CloseReport
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.ledger import NO_RESIDENTS, PinBook, Pins, Residents
-from ucm_core.store.tiers import KeyBatch
+from ucm_core.store.tiers import KeyBatch, check_keys
 
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
@@ -37,7 +38,7 @@ class MemoryStore:
         """Payloads by key, ``uint8[payload_bytes]``, shard ``i`` at ``i`` times the stride."""
         self._filling: set[bytes] = set()
         self._pinned = PinBook()
-        self._closed = False
+        self._closed = self._revoked = False
 
     def lookup(self, keys: Keys) -> Mask:
         """``bool[n]``: which of the keys are there."""
@@ -50,7 +51,7 @@ class MemoryStore:
     def load(self, keys: Keys, target: BlockTarget) -> Ticket:
         """Copy one object after the other to ``target``."""
         ticket = self._ticket(keys, durable=False)
-        for place, name in enumerate(_names(keys)):
+        for place, name in enumerate(() if ticket.done else _names(keys)):
             payload = self.objects.get(name)
             code = ResultCode.MISS if payload is None else _try(target.scatter, place, payload)
             ticket.settle([place], code)
@@ -76,7 +77,7 @@ class MemoryStore:
 
     def reserve(self, key: Keys) -> Donation | None:
         """Memory for one object; None when it is there, or being filled."""
-        name = key.tobytes()
+        name = _names(np.asarray(key)[None])[0]
         if self._closed or name in self.objects or name in self._filling:
             return None
         self._filling.add(name)
@@ -114,17 +115,22 @@ class MemoryStore:
     def check_integrity(self) -> None:
         """Nothing can be wrong."""
 
-    def close(self, timeout_s: float = 30.0) -> None:  # noqa: ARG002 - nothing is under way
+    def revoke(self) -> None:
+        """End every later load as ``CANCELLED``."""
+        self._revoked = True
+
+    def close(self, timeout_s: float = 30.0) -> CloseReport:  # noqa: ARG002 - nothing is under way
         """Forget everything."""
         self._closed = True
         self.objects.clear()
         self._pinned.forget()
+        return CloseReport("memory")
 
     # -- private
 
     def _ticket(self, keys: Keys, *, durable: bool) -> Ticket:
         ticket = Ticket(KeyBatch(keys).count, self.geometry.shards, durable=durable)
-        if self._closed:
+        if self._closed or (self._revoked and not durable):
             ticket.settle_rest(ResultCode.CANCELLED)
         return ticket
 
@@ -171,4 +177,5 @@ def _try(copy: Callable[[Int64s, Int64s], None], place: int, payload: Bytes) -> 
 
 
 def _names(keys: Keys) -> list[bytes]:
+    check_keys(keys)
     return [key.tobytes() for key in keys]

@@ -1,0 +1,29 @@
+"""A lock that belongs to one process: in a forked child nobody waits for threads that only the parent has."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from ucm_core.errors import ClosedError
+
+
+class OwnCondition(threading.Condition):
+    """A condition that only the process that made it can enter; in a forked child that is a ClosedError.
+
+    A thread of the parent may hold it while the child is forked, and would never let go of it there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a forked child of the process that made it."""
+        return os.getpid() != self._pid
+
+    def __enter__(self) -> bool:
+        if self.foreign:
+            raise ClosedError("this is of the process that forked this one; open the cache anew here")
+        return super().__enter__()
