@@ -275,3 +275,16 @@ def test_what_another_ring_was_promised_is_not_there_for_a_second() -> None:  # 
 def test_a_ring_that_its_process_left_or_died_in_gives_its_memory_back() -> None:
     told = run_mounted("2m", "given back")
     assert told["closed"] == told["killed"] == told["before"]
+
+
+def test_signals_do_not_keep_a_claim_from_its_memory() -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: came.append(number))
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        with private_ring(4, payload_bytes=16 << 20) as opened:
+            assert opened.claim(keys(*range(4))).outcome.tolist() == [Outcome.OWNER] * 4
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert came
