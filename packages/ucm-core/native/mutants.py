@@ -62,13 +62,15 @@ class Mutant:
 
 
 SETTLE = "target.word.compare_exchange_weak(seen.bits, seen.moved(to).bits"
+SET_SHARD = "compare_exchange_weak(seen, seen | mask(i, begin, end)"
 RELEASE = "held - 1, std::memory_order_release"
 WAIT = "Word seen{word.load(std::memory_order_acquire)};"
-REOPEN = "if (load(slot).state() == SlotState::kClosing) move(slot, SlotState::kReady);"
+REOPEN = 'UCM_STEP("ring.repair.begun");'
 MUTANTS = (
     # memory orders
     Mutant("publish relaxed", RACES, SETTLE, SETTLE + ", std::memory_order_relaxed"),
     Mutant("a waiter does not acquire", RACES, WAIT, WAIT.replace("acquire", "relaxed")),
+    Mutant("a shard relaxed", RACES, SET_SHARD, SET_SHARD + ", std::memory_order_relaxed"),
     Mutant("release relaxed", RACES, RELEASE, "held - 1, std::memory_order_relaxed"),
     # moves of slots
     Mutant(
@@ -80,11 +82,12 @@ MUTANTS = (
     Mutant("the version is not raised", RACES, "(version() + 1)", "(version())"),
     Mutant("a late writer is let in", RACES, "(version == nullptr || *version == seen.version())", "true"),
     Mutant("nobody is woken", RACES, "if (seen.waiting()) futex_wake_all(target.word);"),
+    Mutant("nobody is told of a shard", RACES, "if (seen & kSleeper) futex_wake_all(progress_[slot]);"),
     Mutant("what failed stays", RACES, "/* Failed  */ {kExcl,", "/* Failed  */ {kNone,"),
     # deaths
     Mutant("the living are expelled", DEATHS, "if (k == self_ || byte_is_held(fd(), k))", "if (k == self_)"),
     Mutant("references of the dead stay", DEATHS, "pins(slot, k).store(0, std::memory_order_seq_cst);"),
-    Mutant("a repair forgets Closing", DEATHS, REOPEN, ";"),
+    Mutant("a repair forgets Closing", DEATHS, REOPEN, "if (false)"),
     Mutant("a death inside goes unnoticed", DEATHS, "(1, std::memory_order_acq_rel) != 0", "(1) > 1"),
 )
 

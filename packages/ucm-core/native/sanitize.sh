@@ -18,6 +18,9 @@ build stress-tsan -fsanitize=thread
 
 "$out/stress-asan" threads "$seconds"
 "$out/stress-asan" processes "$seconds"
+"$out/stress-asan" files 2
 "$out/stress-ubsan" threads "$seconds"
 # TSan cannot map its shadow where the kernel spreads addresses widely: run it without randomisation.
-TSAN_OPTIONS=halt_on_error=1 setarch -R "$out/stress-tsan" threads "$seconds"
+export TSAN_OPTIONS=halt_on_error=1
+setarch -R "$out/stress-tsan" threads "$seconds"
+setarch -R "$out/stress-tsan" files 2

@@ -2,6 +2,7 @@
 //
 //   stress threads SECONDS     many threads of one participant
 //   stress processes SECONDS   processes with threads, killed anywhere and replaced (forks: not under TSan)
+//   stress files SECONDS       many threads that write, read, touch and remove the same objects
 //
 // Every payload is a function of its key, so any wrong byte seen under a reference is found. Exit status 0 =
 // all well.
@@ -11,6 +12,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <random>
 #include <thread>
 #include <unordered_map>
@@ -23,6 +25,7 @@ inline void linger() {
   if (dice == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
   if (dice < 16) std::this_thread::yield();
 }
+#include "files.hpp"
 #include "ring.hpp"
 
 extern "C" void ucm_step(const char *) { linger(); }
@@ -104,7 +107,7 @@ private:
       if (claims[i].outcome != Outcome::kOwner) continue;
       const uint32_t early = fill_some_shards(claims[i], keys[i]);
       fill(ring_, claims[i].slot, keys[i], early, kShards);
-      settle(claims[i]);
+      settle(claims[i], early);
     }
     for (int i = 0; i < kBatch; ++i) use(keys[i], claims[i]);
   }
@@ -121,13 +124,15 @@ private:
     return begin;
   }
 
-  void settle(Ring::Claim &claim) {
+  void settle(Ring::Claim &claim, uint32_t early) {
     uint8_t aborted = 0;
     if (pick(5) == 0) {
       ring_.abort(&claim.slot, &claim.version, 1, &aborted);
       require(aborted == 1, "an owner could not abort");
     } else {
-      require(ring_.publish(claim.slot, &claim.version), "an owner could not publish");
+      const bool done = pick(2) == 0 ? ring_.publish(claim.slot, &claim.version)
+                                     : ring_.publish_shards(claim.slot, claim.version, early, kShards);
+      require(done, "an owner could not publish");
       claim.outcome = Outcome::kReady;
     }
     late_ = claim;
@@ -277,6 +282,27 @@ void check_wakes() {
   require(Clock::now() - begin < std::chrono::seconds(1), "waiters are not woken");
 }
 
+// As check_wakes, for those who wait for one shard; who sleeps cannot be seen, so they get the time to.
+void check_wakes_of_shards() {
+  const int fd = new_region();
+  Ring ring(fd, kSlots, kPayloadBytes, kDigest, {}, kShards);
+  const auto begin = Clock::now();
+  for (uint32_t number = 0; number < 40; ++number) {
+    const uint32_t shard = number % (kShards / 2);
+    const ucm::Key key = key_of(number);
+    Ring::Claim mine;
+    ring.claim(&key, 1, &mine);
+    std::thread waiter(
+        [&] { ring.wait_for_shard(mine.slot, mine.version, shard, begin + std::chrono::seconds(60)); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    require(ring.publish_shards(mine.slot, mine.version, shard, shard + 1), "an owner could not publish a shard");
+    waiter.join();
+    ring.publish(mine.slot, nullptr);
+    require(ring.release(mine.slot), "a reference was lost");
+  }
+  require(Clock::now() - begin < std::chrono::seconds(1), "waiters for shards are not woken");
+}
+
 // Every pair of states: legal moves arrive, illegal ones throw.
 void check_moves() {
   for (uint64_t from = 0; from < 5; ++from)
@@ -292,13 +318,114 @@ void check_moves() {
     }
 }
 
+// Objects of a few keys in one directory, each thread with memory of its own: what is read is whole and right,
+// or absent.
+class FileWorker {
+public:
+  static constexpr uint32_t kObjects = 6, kBatch = 3, kStride = 4096, kFileShards = 2;
+
+  FileWorker(const ucm::ObjectFiles &files, std::string directory, uint64_t seed)
+      : files_(files), directory_(std::move(directory)), seed_(seed), random_(seed) {
+    for (auto &memory : memory_) memory.reset(static_cast<uint64_t *>(std::aligned_alloc(4096, kBytes)));
+  }
+
+  void run(Clock::time_point end) {
+    while (Clock::now() < end) step();
+  }
+
+private:
+  static constexpr uint64_t kBytes = kFileShards * kStride;
+
+  void step() {
+    ucm::Key keys[kBatch];
+    int64_t payloads[kBatch];
+    for (uint32_t i = 0; i < kBatch; ++i) {
+      keys[i] = file_key((random_() + i) % kObjects);
+      payloads[i] = reinterpret_cast<int64_t>(memory_[i].get());
+    }
+    const ucm::ObjectBatch batch{kBatch, reinterpret_cast<const unsigned char *>(keys), payloads};
+    const uint64_t action = random_() % 8;
+    if (action < 3) {
+      write(batch, keys);
+    } else if (action < 6) {
+      read(batch, keys);
+    } else if (action == 6) {
+      look(batch);
+    } else {
+      unlink((directory_ + "/" + ucm::ObjectName(batch.key(0), "segment").path()).c_str());
+    }
+  }
+
+  // The file's name has the first half of a key.
+  static ucm::Key file_key(uint64_t number) { return {{number * 0x9E3779B97F4A7C15u, number, number, number + 1}}; }
+
+  void write(const ucm::ObjectBatch &batch, const ucm::Key *keys) {
+    std::vector<std::string> temporaries;
+    for (uint32_t n = 0; n < kBatch; ++n) {
+      for (uint64_t i = 0; i < kBytes / 8; ++i) memory_[n].get()[i] = keys[n].words[3] * (i | 1);
+      temporaries.push_back("." + std::to_string(seed_) + "-" + std::to_string(number_++) + ".tmp");
+    }
+    int32_t results[kBatch];
+    files_.write(batch, temporaries, false, false, results);
+    for (const int32_t result : results) require(result == ucm::kOk, "a write failed");
+  }
+
+  void read(const ucm::ObjectBatch &batch, const ucm::Key *keys) {
+    int32_t results[kBatch][kFileShards];
+    files_.read(batch, random_() % 2 == 0, 0, results[0]);
+    for (uint32_t n = 0; n < kBatch; ++n) {
+      require(results[n][0] == ucm::kOk || results[n][0] == ucm::kMiss, "an object is damaged");
+      for (uint64_t i = 0; results[n][0] == ucm::kOk && i < kBytes / 8; ++i)
+        require(memory_[n].get()[i] == keys[n].words[3] * (i | 1), "an object shows bytes of another key");
+    }
+  }
+
+  void look(const ucm::ObjectBatch &batch) {
+    uint8_t found[kBatch];
+    const ucm::NameRows names{kBatch, 32, batch.keys};
+    files_.stat(names, 0, found);
+    files_.touch(names, found);
+  }
+
+  struct Free {
+    void operator()(uint64_t *memory) const { std::free(memory); }
+  };
+  const ucm::ObjectFiles &files_;
+  const std::string directory_;
+  const uint64_t seed_;
+  std::mt19937_64 random_;
+  uint64_t number_ = 0;
+  std::unique_ptr<uint64_t, Free> memory_[kBatch];
+};
+
+void run_files(int seconds) {
+  char name[] = "/tmp/ucm-stress-XXXXXX";
+  const std::string directory = mkdtemp(name);
+  const ucm::ObjectFormat format{{1}, {2}, FileWorker::kFileShards, FileWorker::kStride};
+  for (const bool uring : {false, true}) {
+    const ucm::ObjectFiles files(directory, "segment", format, uring);
+    const auto end = Clock::now() + std::chrono::milliseconds(500 * seconds);
+    std::vector<std::thread> threads;
+    for (uint64_t seed = 0; seed < 4; ++seed)
+      threads.emplace_back([&, seed] { FileWorker(files, directory, 10 * uring + seed).run(end); });
+    for (std::thread &thread : threads) thread.join();
+  }
+  uint64_t left = 0;
+  for (const auto &entry : std::filesystem::recursive_directory_iterator(directory))
+    left += entry.is_regular_file() && entry.path().extension() == ".tmp";
+  std::filesystem::remove_all(directory);
+  require(left == 0, "temporaries are left");
+}
+
 }  // namespace
 
 int main(int count, char **arguments) {
-  require(count == 3, "usage: stress threads|processes SECONDS");
+  require(count == 3, "usage: stress threads|processes|files SECONDS");
   check_moves();
   check_collisions();
   check_wakes();
+  check_wakes_of_shards();
   const int seconds = std::atoi(arguments[2]);
-  std::string(arguments[1]) == "threads" ? run_threads(seconds) : run_processes(seconds);
+  const std::string mode = arguments[1];
+  mode == "threads" ? run_threads(seconds) : mode == "processes" ? run_processes(seconds) : run_files(seconds);
 }
