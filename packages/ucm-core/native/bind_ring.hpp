@@ -100,30 +100,39 @@ inline Claims unzip(const std::vector<ucm::Ring::Claim> &claims) {
   return {slots.give(), outcomes.give(), versions.give()};
 }
 
-inline Claims claim(ucm::Ring &ring, KeyRows keys) {
+inline Claims claim(ucm::Ring &ring, KeyRows keys, std::optional<KeyRows> parents, uint32_t now_s, bool whole,
+                    bool demand) {
   const std::vector<ucm::Key> parsed = parse(keys);
+  std::vector<ucm::Key> before;
+  ucm::Ring::Terms terms{nullptr, now_s, whole, demand};
+  if (parents.has_value()) {
+    require(parents->shape(0) == keys.shape(0),
+            std::to_string(keys.shape(0)) + " keys and " + std::to_string(parents->shape(0)) + " parents");
+    before = parse(*parents);
+    terms.parents = before.data();
+  }
   std::vector<ucm::Ring::Claim> claims(parsed.size());
   {
     Working working(ring);
-    ring.claim(parsed.data(), parsed.size(), claims.data());
+    ring.claim(parsed.data(), parsed.size(), claims.data(), terms);
   }
   return unzip(claims);
 }
 
-inline Claims pin(ucm::Ring &ring, KeyRows keys) {
+inline Claims pin(ucm::Ring &ring, KeyRows keys, uint32_t now_s) {
   std::vector<ucm::Ring::Claim> claims(keys.shape(0));
   {
     const Glance glance(ring, keys.shape(0));
-    for_each(ring, keys, [&](size_t i, const ucm::Key &key) { claims[i] = ring.pin(key); });
+    for_each(ring, keys, [&](size_t i, const ucm::Key &key) { claims[i] = ring.pin(key, now_s); });
   }
   return unzip(claims);
 }
 
-inline Array<uint8_t> lookup(const ucm::Ring &ring, KeyRows keys) {
+inline Array<uint8_t> lookup(const ucm::Ring &ring, KeyRows keys, uint32_t now_s) {
   Output<uint8_t> ready(keys.shape(0));
   {
     const Glance glance(ring, keys.shape(0));
-    for_each(ring, keys, [&](size_t i, const ucm::Key &key) { ready[i] = ring.lookup(key); });
+    for_each(ring, keys, [&](size_t i, const ucm::Key &key) { ready[i] = ring.lookup(key, now_s); });
   }
   return ready.give();
 }
@@ -167,11 +176,17 @@ inline Array<uint8_t> drop(ucm::Ring &ring, KeyRows keys) {
   return dropped.give();
 }
 
-inline Array<uint8_t> release(ucm::Ring &ring, Vector<int32_t> slots) {
+inline Array<uint8_t> release(ucm::Ring &ring, Vector<int32_t> slots, uint32_t now_s) {
   Output<uint8_t> done(slots.shape(0));
-  {
+  const auto release_all = [&] {
+    for (size_t i = 0; i < slots.shape(0); ++i) done[i] = ring.release(slots.data()[i], now_s);
+  };
+  if (ring.ttl_s() == 0) {
     const Glance glance(ring, slots.shape(0));
-    for (size_t i = 0; i < slots.shape(0); ++i) done[i] = ring.release(slots.data()[i]);
+    release_all();
+  } else {  // what has expired is emptied, under the exclusive lock
+    const Working working(ring);
+    release_all();
   }
   return done.give();
 }
@@ -267,6 +282,7 @@ inline nb::dict statistics(ucm::Ring &ring) {
       {"ready", now.ready},           {"failed", now.failed},
       {"pinned", now.pinned},         {"own_references", now.own_references},
       {"participants", now.participants}, {"evictions", now.evictions},
+      {"expired", now.expired},
       {"reaped", now.reaped},         {"repairs", now.repairs},
       {"refusals", now.refusals},
       {"policy", static_cast<uint64_t>(now.policy)}};
@@ -377,15 +393,17 @@ inline void bind_ring(nanobind::module_ &m) {
       .def_prop_ro("payload_bytes", &ucm::Ring::payload_bytes)
       .def_prop_ro("shards", &ucm::Ring::shards)
       .def_prop_ro("participant", &ucm::Ring::participant)
-      .def("lookup", &lookup, "keys"_a.noconvert())
-      .def("claim", &claim, "keys"_a.noconvert())
-      .def("pin", &pin, "keys"_a.noconvert())
+      .def_prop_ro("ttl_s", &ucm::Ring::ttl_s)
+      .def("lookup", &lookup, "keys"_a.noconvert(), "now_s"_a = 0)
+      .def("claim", &claim, "keys"_a.noconvert(), "parents"_a.noconvert().none() = nb::none(), "now_s"_a = 0,
+           "whole"_a = false, "demand"_a = false)
+      .def("pin", &pin, "keys"_a.noconvert(), "now_s"_a = 0)
       .def("wait", &ring_binding::wait, "slots"_a.noconvert(), "versions"_a.noconvert(), "timeout_s"_a,
            "shard"_a = nb::none())
       .def("publish", &publish, "slots"_a.noconvert(), "versions"_a.noconvert().none() = nb::none())
       .def("publish_shards", &publish_shards, "slots"_a.noconvert(), "versions"_a.noconvert(), "begin"_a, "end"_a)
       .def("abort", &ring_binding::abort, "slots"_a.noconvert(), "versions"_a.noconvert().none() = nb::none())
-      .def("release", &release, "slots"_a.noconvert())
+      .def("release", &release, "slots"_a.noconvert(), "now_s"_a = 0)
       .def("touch", &touch, "keys"_a.noconvert(), "now_s"_a, "interval_s"_a)
       .def("drop", &drop, "keys"_a.noconvert())
       .def("residents", &residents)

@@ -20,11 +20,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <mutex>
 #include <shared_mutex>
 #include <vector>
 
-#include "ring_structure.hpp"
+#include "ring_admission.hpp"
 
 namespace ucm {
 
@@ -37,7 +38,7 @@ struct RingStuck : std::runtime_error {
   RingStuck() : std::runtime_error("the ring's lock is held by a process that does not go on") {}
 };
 
-class Ring : public RingStructure {
+class Ring : public RingAdmission {
 public:
   // Maps the region behind `fd` and joins it. The caller holds the lifecycle lock and has made the file
   // RingLayout(slots, payload_bytes, shards).total bytes long, with memory for all but the payloads.
@@ -46,7 +47,7 @@ public:
   // all participants are taken by the living.
   Ring(int fd, uint32_t slots, uint64_t payload_bytes, const uint8_t *geometry_digest, RingRules rules = {},
        uint32_t shards = 1)
-      : RingStructure(fd, slots, payload_bytes, shards), pid_(getpid()) {
+      : RingAdmission(fd, slots, payload_bytes, shards), pid_(getpid()) {
     if (geometry_digest != nullptr) initialise(geometry_digest, rules);
     join();
   }
@@ -104,7 +105,7 @@ public:
       if (done[i] == 0) continue;
       release(slots[i]);
       UCM_STEP("ring.abort.released");
-      if (exclusive.held()) free_if_idle(slot);  // else the next sweep does
+      if (exclusive.held()) forget_failed(slot);  // else whoever looks for a victim does
     }
   }
 
@@ -144,12 +145,27 @@ public:
   }
 
   // Claims `count` keys at once. READY and LOADING keys are pinned; each absent key gets a slot to fill (Owner,
-  // one reference) or NoSpace, also when the structure cannot be changed now. Members of the batch are pinned
-  // from the start, so none evicts another. Keys in order of a prefix get slots such that the hand meets the
-  // tail first. A key named twice is Owner, then Loading at the same slot.
-  void claim(const Key *keys, size_t count, Claim *claims) {
-    admit(keys, count, claims);
-    take_memory_of(claims, count);
+  // one reference) or NoSpace, also when the structure cannot be changed now. Members of the batch, and the blocks
+  // that they follow, are referenced meanwhile, so none is evicted for another. A key named twice is Owner, then
+  // Loading at the same slot. With `terms.whole` all keys are claimed or none, and what was to go for them stays.
+  void claim(const Key *keys, size_t count, Claim *claims, const Terms &terms = {}) {
+    bool all_there = true;
+    for (size_t i = 0; i < count; ++i) {
+      claims[i] = pin(keys[i], terms.now_s);
+      all_there &= claims[i].slot >= 0;
+    }
+    if (all_there) return;
+    const Batch batch{keys, count, claims, terms};
+    if (terms.whole) give_back(batch);  // else two who want the whole could hold each other up
+    admit_alone(batch);
+    take_memory_of(batch);
+  }
+
+  // Gives one reference back; what has expired goes with its last one.
+  bool release(int32_t slot, uint32_t now_s = 0) {
+    const bool done = RingSlots::release(slot);
+    if (done && ttl_s() != 0 && is_expired({slot, load(slot)}, now_s)) free_if_expired(slot, now_s);
+    return done;
   }
 
   // Empties the READY slots of those keys that nobody holds a reference to; `dropped` = 1 for them.
@@ -192,7 +208,8 @@ private:
     ~Exclusive() {
       if (!held_) return;
       UCM_STEP("ring.lock.done");
-      ring_.header_->dirty.store(0, std::memory_order_release);
+      // After an exception the structure is as torn as after a death: whoever comes next repairs it.
+      if (std::uncaught_exceptions() == exceptions_) ring_.header_->dirty.store(0, std::memory_order_release);
       UCM_STEP("ring.lock.clean");
       unlock_byte(ring_.fd(), kExclusiveByte);
     }
@@ -204,6 +221,7 @@ private:
   private:
     Ring &ring_;
     std::unique_lock<std::mutex> threads_;
+    const int exceptions_ = std::uncaught_exceptions();
     bool held_ = false;
   };
 
@@ -224,47 +242,47 @@ private:
   }
 
   // The claim proper; slots of ours may have no memory yet.
-  void admit(const Key *keys, size_t count, Claim *claims) {
-    std::vector<size_t> absent;
-    std::vector<uint32_t> taken;
-    absent.reserve(count);
-    taken.reserve(count);
-    for (size_t i = 0; i < count; ++i) {
-      claims[i] = pin(keys[i]);
-      if (claims[i].slot < 0) absent.push_back(i);
-    }
-    if (absent.empty()) return;
+  void admit_alone(const Batch &batch) {
     const Exclusive exclusive(*this);
-    if (!exclusive.held()) {
-      for (const size_t i : absent) claims[i].outcome = Outcome::kNoSpace;
-      return;
-    }
-    const auto came_meanwhile = [&](size_t i) { return (claims[i] = pin_or_forget(keys[i])).slot >= 0; };
-    absent.erase(std::remove_if(absent.begin(), absent.end(), came_meanwhile), absent.end());
     UCM_STEP("ring.claim.begun");
-    allocate(absent.size(), taken);
-    UCM_STEP("ring.claim.taken");
-    for (size_t j = 0; j < absent.size(); ++j) {
-      const size_t i = absent[j];
-      claims[i].outcome = Outcome::kNoSpace;
-      if (j < taken.size()) claims[i] = insert(keys[i], taken[taken.size() - 1 - j]);
-    }
+    if (exclusive.held()) return admit(batch);
+    for (size_t i = 0; i < batch.count; ++i)
+      if (batch.claims[i].slot < 0) batch.claims[i].outcome = Outcome::kNoSpace;
   }
 
   // The slots that a claim owns get memory where they have none: not under the lock, for the kernel clears it
   // meanwhile. When there is none for one there is none for the rest.
-  void take_memory_of(Claim *claims, size_t count) {
+  void take_memory_of(const Batch &batch) {
     std::vector<size_t> without;
-    for (size_t i = 0; i < count; ++i) {
-      if (claims[i].outcome != Outcome::kOwner || has_memory(static_cast<uint32_t>(claims[i].slot))) continue;
-      if (!without.empty() || take_memory(static_cast<uint32_t>(claims[i].slot)) != 0) without.push_back(i);
+    for (size_t i = 0; i < batch.count; ++i) {
+      const Claim &claim = batch.claims[i];
+      if (claim.outcome != Outcome::kOwner || has_memory(static_cast<uint32_t>(claim.slot))) continue;
+      if (!without.empty() || take_memory(static_cast<uint32_t>(claim.slot)) != 0) without.push_back(i);
     }
     if (without.empty()) return;
     const Exclusive exclusive(*this);
     for (const size_t i : without) {
-      refuse(static_cast<uint32_t>(claims[i].slot), exclusive.held());
-      claims[i] = {-1, Outcome::kNoSpace, 0};
+      refuse(static_cast<uint32_t>(batch.claims[i].slot), exclusive.held());
+      batch.claims[i] = {-1, Outcome::kNoSpace, 0};
     }
+    if (batch.terms.whole) give_up(batch, exclusive.held());
+  }
+
+  // A batch that wants the whole and did not get it: what it owns fails, what it references is released.
+  void give_up(const Batch &batch, bool locked) {
+    for (size_t i = 0; i < batch.count; ++i) {
+      if (batch.claims[i].outcome != Outcome::kOwner) continue;
+      settle(batch.claims[i].slot, nullptr, SlotState::kFailed);
+      RingSlots::release(batch.claims[i].slot);
+      if (locked) forget_failed(batch.claims[i].slot);
+      batch.claims[i].slot = -1;
+    }
+    give_back(batch);
+  }
+
+  void free_if_expired(int32_t slot, uint32_t now_s) {
+    const Exclusive exclusive(*this);
+    if (exclusive.held() && is_expired({slot, load(slot)}, now_s)) header_->expired += free_if_idle(slot);
   }
 
   void join() {

@@ -3,7 +3,8 @@
 // A region is one file mapping, shared by every process of a node that caches the same geometry:
 //
 //   [0, 4096)              Header: who we are, plus what only the holder of the exclusive lock reads or writes
-//   [free_stack, index)    uint32 slots[slots]: numbers of the EMPTY slots, a stack
+//   [free_stack, links)    uint32 slots[slots]: numbers of the EMPTY slots: a stack, then one of the reserve's
+//   [links, index)         Links[slots]: where each slot stands among others
 //   [index, slot)          uint64 words[index_words]: open addressing, word = tag << 32 | (slot + 1), 0 = unused
 //   [slot, pins)           Slot[slots]: state word, owner, key
 //   [pins, progress)       uint32 pins[slots][64]: references, one counter per slot and participant
@@ -110,6 +111,7 @@ struct Key {
     std::memcpy(key.words.data(), bytes, sizeof key.words);
     return key;
   }
+  bool operator==(const Key &other) const { return words == other.words; }
   uint32_t tag() const {
     constexpr uint64_t odd = 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio: multiplicative hashing (Knuth)
     uint64_t mixed = 0;
@@ -140,10 +142,10 @@ struct alignas(64) Slot {
   std::atomic<uint32_t> used_s;
   // Second of the shared clock from which on the block counts as absent; 0 = never.
   std::atomic<uint32_t> deadline_s;
-  // When the slot was filled (LRU: last hit), counted in slots filled in the whole ring.
+  // When the slot was taken (LRU: or last hit), counted in slots taken in the whole ring.
   std::atomic<uint32_t> stamp;
-  uint32_t parent;    // slot of the block before this one in its prefix, or kNoSlot
-  uint32_t children;  // resident blocks that have this one as parent
+  // Slot of the block before this one in its prefix, resident as long as it stands here; or kNoSlot.
+  uint32_t parent;
 
   bool holds(const Key &wanted) const {
     for (int i = 0; i < 4; ++i)
@@ -161,6 +163,18 @@ struct alignas(64) Slot {
 };
 static_assert(sizeof(Slot) == 64, "one cache line");
 
+inline constexpr uint32_t kOut = kNoSlot - 1;  // as a neighbour: not in that list
+
+// Where a slot stands among others (ring_policy.hpp, ring_chains.hpp); derived from the slots.
+struct Links {
+  uint32_t older, newer;  // in the line of candidates
+  uint32_t first_child, next_sibling, previous_sibling;
+};
+
+struct LineEnds {
+  uint32_t oldest, newest, hand, length;
+};
+
 struct Header {
   char magic[8];
   uint32_t version;
@@ -171,13 +185,13 @@ struct Header {
   // Non-zero while somebody is inside the exclusive section. Found non-zero by the next holder of the lock: the
   // last one died in there, and the index and the free stack are rebuilt from the slots.
   std::atomic<uint32_t> dirty;
-  // CLOCK hand: the next slot to look at, in [0, slots). It clears accessed bits as it passes; a slot that it
-  // meets again with the bit still clear and no reference is the victim. At most two rounds per victim, then
-  // NO_SPACE.
-  uint32_t hand;
-  uint32_t free_count;
+  std::atomic<uint32_t> tick;  // slots taken so far, modulo 2^32
+  LineEnds line;
+  uint32_t free_count, reserve_count;  // EMPTY slots below the reserve, and of it
+  uint32_t swept_s;  // second in which expired blocks were last looked for
   uint64_t participants;  // bit k: entry k is taken (by a living or a not yet reaped participant)
   uint64_t evictions;
+  uint64_t expired;  // blocks that went because their time was over
   uint64_t reaped;   // participants found dead
   uint64_t repairs;  // rebuilds after a death inside the exclusive section
   uint64_t refusals;        // claims for whose slot there was no memory
@@ -194,13 +208,14 @@ constexpr uint32_t shard_words(uint32_t shards) { return (shards + 31) / 32; }
 
 // Offsets of the parts of a region, in bytes; a pure function of slots, payload_bytes and shards.
 struct RingLayout {
-  uint64_t index_words, free_stack, index, slot, pins, progress, backed, bits, payload, total;
+  uint64_t index_words, free_stack, links, index, slot, pins, progress, backed, bits, payload, total;
 
   RingLayout(uint32_t slots, uint64_t payload_bytes, uint32_t shards = 1) {
     index_words = 16;  // a power of two, at most half full: short probes, and a probe always ends
     while (index_words < 2 * static_cast<uint64_t>(slots)) index_words *= 2;
     free_stack = kRingPage;
-    index = round_up(free_stack + slots * sizeof(uint32_t));
+    links = round_up(free_stack + slots * sizeof(uint32_t));
+    index = round_up(links + slots * sizeof(Links));
     slot = round_up(index + index_words * sizeof(uint64_t));
     pins = round_up(slot + slots * sizeof(Slot));
     progress = round_up(pins + static_cast<uint64_t>(slots) * kParticipants * sizeof(uint32_t));

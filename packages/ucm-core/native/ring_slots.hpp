@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ring_index.hpp"
-#include "ring_memory.hpp"
+#include "ring_policy.hpp"
 #include "ring_shards.hpp"
 
 namespace ucm {
@@ -31,6 +31,7 @@ public:
   uint64_t payload_bytes() const { return payload_bytes_; }
   uint32_t shards() const { return shards_.shards(); }
   uint32_t participant() const { return self_; }
+  uint32_t ttl_s() const { return header_->rules.ttl_s; }
 
   // Address of a slot's payload in this process: to read while pinned, to write while its owner.
   uint8_t *address(int32_t slot) const {
@@ -38,10 +39,11 @@ public:
   }
 
   // True when `key` is READY now. Takes nothing: the block may be gone the next moment. A false "no" is
-  // possible while the structure changes, a false "yes" is not.
-  bool lookup(const Key &key) const {
+  // possible while the structure changes, a false "yes" is not. `now_s`, here and below: seconds of a clock that
+  // all processes share; what has expired by then is absent. 0 = nothing expires.
+  bool lookup(const Key &key, uint32_t now_s = 0) const {
     const Found found = find(key);
-    if (found.slot < 0 || found.word.state() != SlotState::kReady) return false;
+    if (found.slot < 0 || found.word.state() != SlotState::kReady || is_expired(found, now_s)) return false;
     const Word again = load(found.slot);
     return again.version() == found.word.version() && again.state() == SlotState::kReady;
   }
@@ -56,9 +58,9 @@ public:
   }
 
   // Takes one reference on the slot that holds `key` (READY or LOADING) and marks it as used, or Absent.
-  Claim pin(const Key &key) {
+  Claim pin(const Key &key, uint32_t now_s = 0) {
     const Found found = find(key);
-    if (found.slot < 0 || !found.word.pinnable()) return {};
+    if (found.slot < 0 || !found.word.pinnable() || is_expired(found, now_s)) return {};
     UCM_STEP("ring.pin.found");
     pins(found.slot, self_).fetch_add(1, std::memory_order_seq_cst);
     UCM_STEP("ring.pin.counted");
@@ -67,7 +69,7 @@ public:
       pins(found.slot, self_).fetch_sub(1, std::memory_order_release);
       return {};
     }
-    mark_accessed(found.slot, now);
+    mark_used(found.slot, now, now_s);
     UCM_STEP("ring.pin.done");
     const bool ready = now.state() == SlotState::kReady;
     return {found.slot, ready ? Outcome::kReady : Outcome::kLoading, now.version()};
@@ -83,12 +85,12 @@ public:
     return held != 0;
   }
 
-  // Sets the accessed bit of a resident key; takes no reference. Due for the first caller of all processes in
+  // Marks a resident key as used; takes no reference. Due for the first caller of all processes in
   // `interval_s`, counted from its stamp to `now_s`, seconds of a clock that they share.
   Touch touch(const Key &key, uint32_t now_s, uint32_t interval_s) {
     const Found found = find(key);
-    if (found.slot < 0) return Touch::kAbsent;
-    mark_accessed(found.slot, found.word);
+    if (found.slot < 0 || is_expired(found, now_s)) return Touch::kAbsent;
+    mark_used(found.slot, found.word, now_s);
     std::atomic<uint32_t> &stamp = slot_[found.slot].used_s;
     uint32_t last = stamp.load(std::memory_order_relaxed);
     const bool due = last == 0 || now_s - last >= interval_s;
@@ -194,6 +196,28 @@ protected:
       return filled && slot_[candidate].holds(key);
     });
     return {static_cast<int32_t>(slot), word};
+  }
+
+  // False for what is still being filled: its time has not begun.
+  bool is_expired(const Found &found, uint32_t now_s) const {
+    if (ttl_s() == 0 || found.word.state() != SlotState::kReady) return false;
+    const uint32_t deadline_s = slot_[found.slot].deadline_s.load(std::memory_order_relaxed);
+    return deadline_s != 0 && now_s >= deadline_s;
+  }
+
+  // Whatever a hit leaves. A race with a new stay of the slot makes that one look used.
+  void mark_used(uint32_t slot, Word seen, uint32_t now_s) {
+    with_policy(header_->rules.policy, [&](auto policy) {
+      if (policy.kMarks) mark_accessed(slot, seen);
+      if (policy.kStamps) slot_[slot].stamp.store(header_->tick.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    });
+    if (ttl_s() != 0 && now_s != 0) renew(slot, now_s);
+  }
+
+  void renew(uint32_t slot, uint32_t now_s) {
+    const uint64_t deadline_s = static_cast<uint64_t>(now_s) + ttl_s();
+    const uint64_t last_s = UINT32_MAX;
+    slot_[slot].deadline_s.store(static_cast<uint32_t>(std::min(deadline_s, last_s)), std::memory_order_relaxed);
   }
 
   void mark_accessed(uint32_t slot, Word seen) {

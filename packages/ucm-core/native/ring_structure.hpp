@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "ring_chains.hpp"
 #include "ring_slots.hpp"
 
 namespace ucm {
@@ -12,7 +13,7 @@ namespace ucm {
 struct RingStatistics {
   uint64_t empty = 0, loading = 0, ready = 0, failed = 0, pinned = 0;  // slots
   uint64_t own_references = 0;  // held by this participant, summed over slots
-  uint64_t participants = 0, evictions = 0, reaped = 0, repairs = 0, refusals = 0;
+  uint64_t participants = 0, evictions = 0, expired = 0, reaped = 0, repairs = 0, refusals = 0;
   Policy policy = Policy::kClock;
 };
 
@@ -20,7 +21,11 @@ struct RingStatistics {
 class RingStructure : public RingSlots {
 protected:
   RingStructure(int fd, uint32_t slots, uint64_t payload_bytes, uint32_t shards)
-      : RingSlots(fd, slots, payload_bytes, shards), free_stack_(region_.at<uint32_t>(layout_.free_stack)) {}
+      : RingSlots(fd, slots, payload_bytes, shards),
+        free_stack_(region_.at<uint32_t>(layout_.free_stack)),
+        links_(region_.at<Links>(layout_.links)),
+        line_(header_->line, links_),
+        chains_(slot_, links_, line_) {}
 
   RingStatistics count() const {
     RingStatistics result;
@@ -32,6 +37,7 @@ protected:
     }
     result.participants = static_cast<uint64_t>(__builtin_popcountll(header_->participants));
     result.evictions = header_->evictions;
+    result.expired = header_->expired;
     result.reaped = header_->reaped;
     result.repairs = header_->repairs;
     result.refusals = header_->refusals;
@@ -43,6 +49,7 @@ protected:
   std::string first_problem() const {
     for (uint32_t slot = 0; slot < slots_; ++slot) {
       const char *problem = check_slot(slot);
+      if (problem == nullptr) problem = check_place(slot);
       if (problem != nullptr) return "slot " + std::to_string(slot) + " " + problem;
     }
     return check_derived();
@@ -65,8 +72,8 @@ protected:
     }
   }
 
-  // READY or FAILED without references -> EMPTY, out of the index, its version raised. False: left as it was.
-  bool empty_if_idle(uint32_t slot) {
+  // READY without references -> CLOSING; FAILED without references stays. False: the slot may not be emptied now.
+  bool close_if_idle(uint32_t slot) {
     const SlotState state = load(slot).state();
     if ((state != SlotState::kReady && state != SlotState::kFailed) || is_pinned(slot)) return false;
     if (state == SlotState::kReady) {
@@ -79,45 +86,88 @@ protected:
       }
     }
     UCM_STEP("ring.evict.certain");
+    return true;
+  }
+
+  // A closed slot -> EMPTY, out of everything derived, its version raised; on no free stack yet.
+  void empty(uint32_t slot) {
+    chains_.cut(slot);
+    line_.remove(slot);
+    UCM_STEP("ring.evict.unlinked");
     index_.erase(slot_[slot].read_key().tag(), slot);
     UCM_STEP("ring.evict.erased");
     move(slot, SlotState::kEmpty);
     UCM_STEP("ring.evict.empty");
-    return true;
-  }
-
-  void push_free(uint32_t slot) {
-    free_stack_[header_->free_count++] = slot;
-    UCM_STEP("ring.free.pushed");
   }
 
   bool free_if_idle(uint32_t slot) {
-    const bool emptied = empty_if_idle(slot);
-    if (emptied) push_free(slot);
-    return emptied;
+    const bool closed = close_if_idle(slot);
+    if (closed) {
+      empty(slot);
+      push_free(slot);
+    }
+    return closed;
   }
+
+  // The last slots serve demand loads only.
+  uint32_t reserve() const { return slots_ / kReserveShare; }
+  bool is_reserved(uint32_t slot) const { return slot >= slots_ - reserve(); }
+
+  void push_free(uint32_t slot) {
+    if (is_reserved(slot)) {
+      free_stack_[slots_ - reserve() + header_->reserve_count++] = slot;
+    } else {
+      free_stack_[header_->free_count++] = slot;
+    }
+    UCM_STEP("ring.free.pushed");
+  }
+
+  uint32_t free_slots(bool demand) const { return header_->free_count + (demand ? header_->reserve_count : 0); }
 
   // Below all other free slots: there those gather that have no memory yet.
   void push_free_last(uint32_t slot) {
-    std::memmove(free_stack_ + 1, free_stack_, header_->free_count * sizeof *free_stack_);
-    free_stack_[0] = slot;
-    ++header_->free_count;
+    uint32_t *const bottom = is_reserved(slot) ? free_stack_ + slots_ - reserve() : free_stack_;
+    uint32_t &count = is_reserved(slot) ? header_->reserve_count : header_->free_count;
+    std::memmove(bottom + 1, bottom, count++ * sizeof *bottom);
+    *bottom = slot;
   }
 
-  // A free slot, or -1. While memory is short one that has some, unless `any` will do.
-  int64_t pop_free(bool any) {
-    const uint32_t count = header_->free_count;
-    if (count == 0 || (!any && now_s() < header_->short_until_s && !has_memory(free_stack_[count - 1]))) return -1;
-    return free_stack_[--header_->free_count];
+  // A free slot, or kNoSlot. While memory is short one that has some, unless `any` will do.
+  uint32_t pop_free(bool demand, bool any) {
+    const bool short_now = !any && now_s() < header_->short_until_s;
+    const auto pop = [&](const uint32_t *bottom, uint32_t &count) {
+      const bool will_do = count > 0 && !(short_now && !has_memory(bottom[count - 1]));
+      return will_do ? bottom[--count] : kNoSlot;
+    };
+    const uint32_t slot = pop(free_stack_, header_->free_count);
+    if (slot != kNoSlot || !demand) return slot;
+    return pop(free_stack_ + slots_ - reserve(), header_->reserve_count);
+  }
+
+  // A slot that has just failed is nobody's neighbour, and first in line.
+  void isolate_failed(uint32_t slot) {
+    chains_.cut(slot);
+    line_.remove(slot);
+    line_.push_oldest(slot);
+  }
+
+  // It is emptied as soon as nobody references it.
+  void forget_failed(uint32_t slot) {
+    isolate_failed(slot);
+    free_if_idle(slot);
   }
 
   // No memory was found for a slot that we own: the slot fails and goes to the end of the free ones, and for a
-  // while blocks are evicted rather than memory asked for. Without the lock the next sweep frees it.
+  // while blocks are evicted rather than memory asked for. Without the lock whoever looks for a victim frees it.
   void refuse(uint32_t slot, bool locked) {
     settle(slot, nullptr, SlotState::kFailed);
     release(static_cast<int32_t>(slot));
     if (!locked) return;
-    if (empty_if_idle(slot)) push_free_last(slot);
+    isolate_failed(slot);
+    if (close_if_idle(slot)) {
+      empty(slot);
+      push_free_last(slot);
+    }
     header_->short_until_s = now_s() + kShortS;
     ++header_->refusals;
   }
@@ -130,79 +180,14 @@ protected:
     return static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count());
   }
 
-  // Pins a resident key. A FAILED stay of the key is taken out of the index, so that the key can be tried again
-  // now.
-  Claim pin_or_forget(const Key &key) {
-    const Claim claim = pin(key);
-    if (claim.slot >= 0) return claim;
-    const Found found = find(key);
-    if (found.slot >= 0 && found.word.state() == SlotState::kFailed && !free_if_idle(found.slot))
-      index_.erase(key.tag(), found.slot);
-    return {};
+  // Empties what has expired and is not referenced, once in each second.
+  void free_expired(uint32_t now_s) {
+    if (ttl_s() == 0 || header_->swept_s == now_s) return;
+    header_->swept_s = now_s;
+    for (uint32_t slot = 0; slot < slots_; ++slot)
+      if (is_expired({static_cast<int32_t>(slot), load(slot)}, now_s)) header_->expired += free_if_idle(slot);
   }
 
-  // CLOCK: the next victim, emptied, or -1 after two rounds without one.
-  int64_t sweep() {
-    for (uint64_t step = 0; step < 2 * static_cast<uint64_t>(slots_); ++step) {
-      const uint32_t slot = header_->hand;
-      header_->hand = slot + 1 == slots_ ? 0 : slot + 1;
-      const Word seen = load(slot);
-      if (seen.state() == SlotState::kReady && seen.accessed()) {
-        if (!is_pinned(slot)) slot_[slot].word.fetch_and(~Word::kAccessed);
-      } else if (empty_if_idle(slot)) {
-        header_->evictions += seen.state() == SlotState::kReady;
-        return slot;
-      }
-    }
-    return -1;
-  }
-
-  // An EMPTY slot: a free one or a victim, or -1.
-  int64_t take_slot() {
-    const int64_t slot = pop_free(false);
-    if (slot >= 0) return slot;
-    const int64_t victim = sweep();
-    return victim >= 0 ? victim : pop_free(true);
-  }
-
-  // Appends up to `count` EMPTY slots to `taken`: free ones first, then victims. The dead are looked for when
-  // there is no other victim. One more fruitless sweep ends the whole batch, so the time is bounded.
-  void allocate(size_t count, std::vector<uint32_t> &taken) {
-    bool reaped = false;
-    while (taken.size() < count) {
-      const int64_t slot = take_slot();
-      if (slot >= 0) {
-        taken.push_back(static_cast<uint32_t>(slot));
-      } else if (reaped || reap_dead() == 0) {
-        return;
-      } else {
-        reaped = true;
-      }
-    }
-  }
-
-  // Puts `key` into an EMPTY slot that this call has taken, as LOADING with one reference of ours. A key that
-  // came earlier in the same batch is joined instead, and the slot goes back.
-  Claim insert(const Key &key, uint32_t slot) {
-    const Claim twin = pin(key);
-    if (twin.slot >= 0) {
-      push_free(slot);
-      return twin;
-    }
-    Slot &target = slot_[slot];
-    target.write_key(key);
-    target.owner.store(self_, std::memory_order_relaxed);
-    target.used_s.store(0, std::memory_order_relaxed);
-    shards_.reset(slot, load(slot).version());
-    UCM_STEP("ring.claim.keyed");
-    pins(slot, self_).fetch_add(1, std::memory_order_seq_cst);
-    UCM_STEP("ring.claim.counted");
-    move(slot, SlotState::kLoading);
-    UCM_STEP("ring.claim.loading");
-    index_.insert(key.tag(), slot);
-    UCM_STEP("ring.claim.inserted");
-    return {static_cast<int32_t>(slot), Outcome::kOwner, load(slot).version()};
-  }
 
   void initialise(const uint8_t *geometry_digest, RingRules rules) {
     std::memcpy(header_->magic, kRingMagic, sizeof kRingMagic);
@@ -226,7 +211,7 @@ protected:
         UCM_STEP("ring.expel.failed");
         futex_wake_all(slot_[slot].word);
         shards_.tell(slot);
-        free_if_idle(slot);
+        forget_failed(slot);
       }
     }
     UCM_STEP("ring.expel.cleared");
@@ -263,12 +248,32 @@ protected:
   void rebuild() {
     index_.clear();
     UCM_STEP("ring.rebuild.cleared");
-    header_->free_count = 0;
+    header_->free_count = header_->reserve_count = 0;
+    line_.clear();
     for (const bool memory : {false, true})
       for (uint32_t slot = slots_; slot-- > 0;)  // the lowest number with memory ends on top of the stack
         if (load(slot).state() == SlotState::kEmpty && has_memory(slot) == memory) push_free(slot);
-    for (uint32_t slot = 0; slot < slots_; ++slot)
+    std::vector<uint32_t> filled;
+    for (uint32_t slot = 0; slot < slots_; ++slot) {
+      links_[slot] = {kOut, kOut, kNoSlot, kNoSlot, kOut};
+      if (load(slot).state() != SlotState::kEmpty) filled.push_back(slot);
       if (load(slot).pinnable()) index_.insert(slot_[slot].read_key().tag(), slot);
+    }
+    rebuild_order(filled);
+  }
+
+  // Chains from what stands in the slots, the line in the order of the stamps.
+  void rebuild_order(std::vector<uint32_t> &filled) {
+    for (const uint32_t slot : filled) {
+      uint32_t &parent = slot_[slot].parent;
+      if (parent != kNoSlot && !(load(slot).pinnable() && load(parent).pinnable())) parent = kNoSlot;
+      if (parent != kNoSlot) chains_.list(slot);
+    }
+    const uint32_t tick = header_->tick.load(std::memory_order_relaxed);
+    const auto age = [&](uint32_t slot) { return tick - slot_[slot].stamp.load(std::memory_order_relaxed); };
+    std::sort(filled.begin(), filled.end(), [&](uint32_t one, uint32_t other) { return age(one) > age(other); });
+    for (const uint32_t slot : filled)
+      if (!chains_.is_followed(slot)) line_.push_newest(slot);
   }
 
   const char *check_slot(uint32_t slot) const {
@@ -285,21 +290,59 @@ protected:
     return nullptr;
   }
 
+  const char *check_place(uint32_t slot) const {
+    const bool filled = load(slot).state() != SlotState::kEmpty;
+    if (line_.has(slot) != (filled && !chains_.is_followed(slot)))
+      return "is a candidate although it is empty or followed, or is none although it could be";
+    const uint32_t parent = filled ? slot_[slot].parent : kNoSlot;
+    if (chains_.is_listed(slot) != (parent != kNoSlot)) return "follows a block that does not know it";
+    if (parent != kNoSlot && (parent >= slots_ || load(parent).state() == SlotState::kEmpty))
+      return "follows an empty slot";
+    return nullptr;
+  }
+
   std::string check_derived() const {
     uint64_t empty = 0, filled = 0;
     for (uint32_t slot = 0; slot < slots_; ++slot) {
       empty += load(slot).state() == SlotState::kEmpty;
       filled += load(slot).state() != SlotState::kEmpty && load(slot).state() != SlotState::kFailed;
     }
-    for (uint32_t i = 0; i < header_->free_count; ++i)
-      if (load(free_stack_[i]).state() != SlotState::kEmpty) return "a slot on the free stack is in use";
-    if (empty != header_->free_count) return "an EMPTY slot is not on the free stack";
+    const uint32_t begins[] = {0, slots_ - reserve()}, counts[] = {header_->free_count, header_->reserve_count};
+    for (int stack = 0; stack < 2; ++stack)
+      for (uint32_t i = begins[stack]; i < begins[stack] + counts[stack]; ++i) {
+        if (load(free_stack_[i]).state() != SlotState::kEmpty) return "a slot on a free stack is in use";
+        if (is_reserved(free_stack_[i]) != (stack == 1)) return "a slot is on the wrong free stack";
+      }
+    if (empty != counts[0] + counts[1]) return "an EMPTY slot is not on a free stack";
+    const std::string problem = check_order();
+    if (!problem.empty()) return problem;
     const auto is_filled = [this](uint32_t slot) { return slot < slots_ && load(slot).pinnable(); };
     return index_.count(is_filled) == filled ? "" : "the index has more entries than there are filled slots";
   }
 
-private:
+  std::string check_order() const {
+    uint64_t length = 0, followers = 0, listed = 0;
+    for (uint32_t slot = line_.oldest(); slot != kNoSlot && length <= slots_; slot = line_.newer(slot)) {
+      if (line_.newer(slot) != kNoSlot && line_.older(line_.newer(slot)) != slot) return "the line is torn";
+      ++length;
+    }
+    if (length != line_.length()) return "the line is longer or shorter than it says";
+    for (uint32_t slot = 0; slot < slots_; ++slot) {
+      listed += chains_.is_listed(slot);
+      for (uint32_t child = links_[slot].first_child; child != kNoSlot && followers <= slots_; ++followers) {
+        if (slot_[child].parent != slot) return "a slot follows another block than the one that says so";
+        child = links_[child].next_sibling;
+      }
+    }
+    return followers == listed ? "" : "a slot follows a block that does not know it";
+  }
+
+  static constexpr uint32_t kReserveShare = 16;
+
   uint32_t *const free_stack_;
+  Links *const links_;
+  Line line_;
+  Chains chains_;
 };
 
 }  // namespace ucm

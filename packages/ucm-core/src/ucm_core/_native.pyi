@@ -156,13 +156,26 @@ class Ring:
     def shards(self) -> int: ...
     @property
     def participant(self) -> int: ...
-    def lookup(self, keys: NDArray[np.uint8]) -> NDArray[np.uint8]: ...
+    @property
+    def ttl_s(self) -> int:
+        """Seconds of the region's header; 0 = nothing expires."""
+
+    def lookup(self, keys: NDArray[np.uint8], now_s: int = 0) -> NDArray[np.uint8]:
+        """`now_s`, here and below: seconds of the shared clock; 0 = nothing has expired."""
+
     def claim(
-        self, keys: NDArray[np.uint8]
+        self,
+        keys: NDArray[np.uint8],
+        parents: NDArray[np.uint8] | None = None,
+        now_s: int = 0,
+        whole: bool = False,
+        demand: bool = False,
     ) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint32]]:
         """Slots, outcomes and versions."""
 
-    def pin(self, keys: NDArray[np.uint8]) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint32]]:
+    def pin(
+        self, keys: NDArray[np.uint8], now_s: int = 0
+    ) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint32]]:
         """Slots, outcomes and versions."""
 
     def wait(
@@ -189,7 +202,7 @@ class Ring:
     ) -> NDArray[np.uint8]:
         """1 where done, 0 where refused."""
 
-    def release(self, slots: NDArray[np.int32]) -> NDArray[np.uint8]:
+    def release(self, slots: NDArray[np.int32], now_s: int = 0) -> NDArray[np.uint8]:
         """1 where done, 0 where no reference was held."""
 
     def touch(self, keys: NDArray[np.uint8], now_s: int, interval_s: int) -> NDArray[np.uint8]: ...

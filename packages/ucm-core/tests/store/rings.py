@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
@@ -34,6 +34,12 @@ def key(name: object) -> npt.NDArray[np.uint8]:
 def keys(*names: object) -> npt.NDArray[np.uint8]:
     """Keys, ``uint8[n, 32]``."""
     return np.array([key(name) for name in names], dtype=np.uint8).reshape(-1, 32)
+
+
+def parent_keys(names: Sequence[object], parents: Mapping[Any, object]) -> npt.NDArray[np.uint8]:
+    """For each name the key of its parent, ``uint8[n, 32]``; zeros where it has none."""
+    rows = [key(parents[name]) if name in parents else np.zeros(32, dtype=np.uint8) for name in names]
+    return np.array(rows, dtype=np.uint8).reshape(-1, 32)
 
 
 def private_ring(slots: int = 8, **changed: Any) -> Ring:
@@ -84,7 +90,7 @@ def fill(ring: Ring, claims: Claims, wanted: npt.NDArray[np.uint8]) -> None:
 def put(ring: Ring, *names: object) -> None:
     """Claim, fill and let go; every name must get a slot."""
     wanted = keys(*names)
-    claims = ring.claim(wanted)
+    claims = ring.claim(wanted, demand=True)
     assert (claims.slots >= 0).all(), claims
     fill(ring, claims, wanted)
     ring.release(claims.slots)

@@ -11,10 +11,24 @@ A reference keeps a slot from being reused. These calls take and give references
 `close`    gives all back; so does the death of the process, noticed by whoever needs room or waits
 =========  ================================================================================
 
-Eviction is CLOCK. Its guarantee: among slots that nobody references, one that was hit (claimed or pinned
-again, or touched) since the hand last passed outlives every one that was not; of keys claimed in one batch in
-the order of a prefix and not hit since, the tail goes first. A prefix that outgrows the ring keeps its head
-only while the head is referenced or touched between claims.
+Who goes when a claim needs room? First what has expired (`RingOptions.ttl_s`) or failed, then whom the
+policy names. Under every policy a block goes only when nobody references it and no other block in the ring
+follows it (`Ring.claim` says who follows whom), so a prefix goes from its tail, and one that outgrows the
+ring keeps its head: the rest gets NO_SPACE. Of a batch whose keys name no parents the tail goes first. A
+block is asked to go when its turn comes in the line, in order of arrival; one whose last follower has gone
+comes to the front. What is referenced when its turn comes waits for another. A hit is a claim, pin or touch
+of a key that is there.
+
+========  =================================================================================
+`clock`   among blocks that may go, one that was hit since its last turn outlives every one that was not
+`fifo`    among blocks that may go, the first to come is the first to go; hits change nothing
+`lru`     of every eight in line that may go, the one goes whose last hit (or arrival) is longest ago, counted
+          in arrivals; so in a ring of up to eight blocks the one longest unused, in a larger one nearly so
+`sieve`   as `clock`, but what was hit keeps its place, so that new blocks that are not hit go soon
+========  =================================================================================
+
+A search ends after two rounds. After a process died while it changed the ring, the line is in order of
+arrival again (`lru`: of last hits).
 """
 
 from __future__ import annotations
@@ -60,8 +74,8 @@ class Outcome(IntEnum):
     LOADING = 2
     """Somebody else fills the slot; `Ring.wait`."""
     NO_SPACE = 3
-    """Every slot is referenced: two rounds of the clock found no victim. Or it cannot change now, or there is
-    no memory for the slot."""
+    """Nothing may go, or there is no memory for the slot; or the key has expired and is still read; or the
+    ring cannot be changed now."""
     FAILED = 4
     """The owner gave up or died; release and claim again."""
     TIMEOUT = 5
@@ -132,6 +146,8 @@ class RingStatistics:
     participants: int
     evictions: int
     """Blocks evicted since the region was made, by all participants."""
+    expired: int
+    """Blocks that went since then because their time was over."""
     reaped: int
     """Participants found dead since then."""
     repairs: int
@@ -153,6 +169,7 @@ class Ring:
 
     def __init__(self, native: _native.Ring, path: Path | None) -> None:
         self._native = native
+        self._expires = native.ttl_s > 0
         self._close = weakref.finalize(self, _leave, native, path, os.getpid())
         _open_here.add(native)
 
@@ -212,22 +229,31 @@ class Ring:
 
     def lookup(self, keys: Keys) -> npt.NDArray[np.uint8]:
         """``uint8[n]``, 1 = READY now; takes no reference and marks nothing. ``keys`` is ``uint8[n, 32]``."""
-        return self._native.lookup(np.ascontiguousarray(keys))
+        return self._native.lookup(np.ascontiguousarray(keys), self._now_s())
 
-    def claim(self, keys: Keys) -> Claims:
+    def claim(
+        self, keys: Keys, parents: Keys | None = None, *, whole: bool = False, demand: bool = False
+    ) -> Claims:
         """Take a reference on every key that is there or coming, and an empty slot to fill for every other.
 
-        No key of a batch evicts another. A key that stands twice in it is OWNER, then LOADING at the same
-        slot.
+        ``parents``, ``uint8[n, 32]``: for each key that of the block before it in its prefix, all zeros where
+        it has none. While a block is followed by another in the ring it is not evicted, whoever named them.
+        No key of a batch evicts another, nor what one follows. A key that stands twice in it is OWNER, then
+        LOADING at the same slot.
+
+        ``whole``: all keys, or NO_SPACE for all; then nothing is referenced, and what would have had to go is
+        there as before. ``demand``: somebody waits for the bytes. Other claims leave a sixteenth of the slots
+        empty for those.
         """
-        return Claims(*self._native.claim(np.ascontiguousarray(keys)))
+        before = None if parents is None else np.ascontiguousarray(parents)
+        return Claims(*self._native.claim(np.ascontiguousarray(keys), before, self._now_s(), whole, demand))
 
     def pin(self, keys: Keys) -> Claims:
         """Take a reference on every key that is there or coming; others are ABSENT.
 
         A key whose slot is just being looked at by an evictor may be called absent although it stays.
         """
-        return Claims(*self._native.pin(np.ascontiguousarray(keys)))
+        return Claims(*self._native.pin(np.ascontiguousarray(keys), self._now_s()))
 
     def wait(
         self, slots: Slots, versions: Versions, *, timeout_s: float, shard: int | None = None
@@ -264,7 +290,7 @@ class Ring:
     def release(self, slots: Slots) -> None:
         """Give one reference back per slot. Raises StoreError, after the rest, for slots we hold none of."""
         wanted = _slots(slots)
-        done = self._native.release(wanted).view(np.bool_)
+        done = self._native.release(wanted, self._now_s()).view(np.bool_)
         if not done.all():
             raise StoreError(
                 f"slots {wanted[~done].tolist()} hold no reference of participant {self.participant}"
@@ -312,6 +338,9 @@ class Ring:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return not self._close.alive
+
+    def _now_s(self) -> int:
+        return _shared_clock_s() if self._expires else 0
 
     def __enter__(self) -> Self:
         if self.closed:
