@@ -86,7 +86,7 @@ class Spaces:
         self._pid = os.getpid()
         self._closed = self._stuck = False
         self._reports: tuple[CloseReport, ...] = ()
-        self.root = CacheRoot(config.root).open()
+        self.root = CacheRoot(config.root, ttl_s=config.ttl_s, uring=config.io_engine == "uring").open()
         """Where all of them lie."""
         self._pool = IoPool(config.thread_count(), write_threads=config.write_threads)
         try:
@@ -178,7 +178,7 @@ class Spaces:
             self.root.close()  # else its lock stays: who still writes needs its name and its counter
 
     def _store_parts(self, config: CacheConfig) -> StoreParts:
-        limits = StoreLimits(config.save_wait_s, config.load_wait_s, sync=config.sync)
+        limits = StoreLimits(config.save_wait_s, config.load_wait_s, sync=config.sync, ttl_s=config.ttl_s)
         ring = RingOptions(
             config.ring_policy,
             config.ttl_s,

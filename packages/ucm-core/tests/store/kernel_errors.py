@@ -26,6 +26,8 @@ NUMBERS = {
     "fdatasync": 75,
     "preadv": 295,
     "pwritev": 296,
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
 }
 LOAD, JUMP_EQUAL, JUMP_SET, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, FAIL, KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000

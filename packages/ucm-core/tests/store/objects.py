@@ -68,13 +68,25 @@ class Shelf:
 
 
 def make_tier(
-    root: CacheRoot, *, geometry: Geometry = GEOMETRY, segment: str = "hx", row: str = "full"
+    root: CacheRoot,
+    *,
+    geometry: Geometry = GEOMETRY,
+    segment: str = "hx",
+    row: str = "full",
 ) -> FileTier:
     """Return the tier of one row in the namespace of zeros."""
-    return FileTier(root.path / ("0" * 32) / row, geometry, row_seed=SEED, segment=segment, root=root)
+    directory = root.path / ("0" * 32) / row
+    return FileTier(directory, geometry, row_seed=SEED, segment=segment, root=root)
 
 
-def open_shelf(path: Path, *, capacity_bytes: int | None = None, geometry: Geometry = GEOMETRY) -> Shelf:
+def open_shelf(
+    path: Path,
+    *,
+    capacity_bytes: int | None = None,
+    geometry: Geometry = GEOMETRY,
+    uring: bool = False,
+    ttl_s: float | None = None,
+) -> Shelf:
     """Open a root at ``path`` with one tier; close ``shelf.root`` afterwards."""
-    root = CacheRoot(path, capacity_bytes=capacity_bytes).open()
+    root = CacheRoot(path, capacity_bytes=capacity_bytes, ttl_s=ttl_s, uring=uring).open()
     return Shelf(root, make_tier(root, geometry=geometry))

@@ -19,8 +19,8 @@ SIZE = GEOMETRY.object_bytes
 
 
 @pytest.fixture
-def shelf(tmp_path):
-    shelf = open_shelf(tmp_path)
+def shelf(tmp_path, uring):
+    shelf = open_shelf(tmp_path, uring=uring)
     shelf.write(make_keys(3))
     yield shelf
     shelf.root.close()

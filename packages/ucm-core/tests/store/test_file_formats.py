@@ -15,8 +15,8 @@ OK, MISS, CORRUPT = ResultCode.OK, ResultCode.MISS, ResultCode.CORRUPT
 
 
 @pytest.fixture
-def shelf(tmp_path):
-    shelf = open_shelf(tmp_path)
+def shelf(tmp_path, uring):
+    shelf = open_shelf(tmp_path, uring=uring)
     shelf.write(make_keys(3))
     yield shelf
     shelf.root.close()

@@ -21,8 +21,8 @@ OK, MISS = ResultCode.OK, ResultCode.MISS
 
 
 @pytest.fixture
-def shelf(tmp_path):
-    shelf = open_shelf(tmp_path)
+def shelf(tmp_path, uring):
+    shelf = open_shelf(tmp_path, uring=uring)
     yield shelf
     shelf.root.close()
 

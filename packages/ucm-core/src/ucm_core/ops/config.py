@@ -86,6 +86,9 @@ class CacheConfig(BaseModel):
     """Threads that read and write files, for all rows together; None = twice the cores, at most 4."""
     write_threads: Annotated[int, Field(gt=0, le=64)] | None = None
     """How many of them may write at a time; None = all but one, which is left for loads."""
+    io_engine: Literal["threads", "uring"] = "threads"
+    """How an I/O thread moves the files of one piece of work: one after the other, or (where the kernel
+    allows io_uring) many at once."""
     sync: bool = False
     """Flush every file to the device before it counts as stored (survives loss of power)."""
     weight_digest: Literal["full", "sampled"] = "full"

@@ -30,15 +30,7 @@ from ucm_core.spec.keys import NAME_BYTES, Keys
 from ucm_core.store.close_report import CloseReport
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
-from ucm_core.store.ledger import (
-    NO_RESIDENTS,
-    TOUCH_INTERVAL_S,
-    PinBook,
-    Pins,
-    RecentTouches,
-    Residents,
-    WorkGate,
-)
+from ucm_core.store.ledger import NO_RESIDENTS, PinBook, Pins, RecentTouches, Residents, WorkGate
 from ucm_core.store.loading import LoadOrder, LoadWork, deliver_resident, load_chunk, prefetch_chunk
 from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome, RingStatistics, Touch
@@ -80,7 +72,7 @@ class BlockStore:
         self._tiers = tiers
         self._writer = Writer(self._tiers, room)
         self._work = WorkGate()
-        self._touches = RecentTouches()
+        self._touches = RecentTouches(tiers.limits.touch_interval_s)
         self._pinned = PinBook()
         self._last_ring: RingStatistics | None = None
         self._revoked = False
@@ -213,7 +205,7 @@ class BlockStore:
         with self._work.entered() as entered:
             if not entered or not len(keys):
                 return
-            found = self._tiers.ring.touch(keys, interval_s=TOUCH_INTERVAL_S)
+            found = self._tiers.ring.touch(keys, interval_s=self._tiers.limits.touch_interval_s)
             absent = self._touches.due(keys[found == Touch.ABSENT])
             due = np.concatenate((keys[found == Touch.DUE], absent))
             if len(due):

@@ -105,6 +105,7 @@ class FileTier:
             segment.encode(),
             self._row_digest,
             (geometry.digest, geometry.shards, geometry.stride),
+            uring=root.uring,
         )
         self._foreign, self._unreadable = Doubts(), Doubts()
         self._lock = threading.Lock()
@@ -126,8 +127,9 @@ class FileTier:
     def _exist(self, keys: Keys) -> Mask:
         if not self._root.available or not len(keys):
             return np.zeros(len(keys), dtype=np.bool_)
-        found = self._objects.stat(np.ascontiguousarray(keys)).view(np.bool_)
-        return found & ~self._foreign.among(keys) if self._foreign else found
+        found = self._objects.stat(np.ascontiguousarray(keys), not_before_ns=self._not_before_ns())
+        present = found.view(np.bool_)
+        return present & ~self._foreign.among(keys) if self._foreign else present
 
     def read(self, keys: Keys, payload_addresses: Addresses) -> Codes:
         """Read and verify objects, ``uint8[n, shards]`` of `ResultCode`; only where all are OK is a payload.
@@ -141,6 +143,7 @@ class FileTier:
             np.ascontiguousarray(keys),
             np.ascontiguousarray(payload_addresses, dtype=np.int64),
             direct=self._root.direct,
+            not_before_ns=self._not_before_ns(),
         )
         good: Mask = np.logical_not(results.any(axis=1))
         corrupt: Mask = (results == _CORRUPT).any(axis=1)
@@ -210,6 +213,11 @@ class FileTier:
         with self._lock:
             counts = self._counts
             return FileStatistics(*(counts[field.name] for field in fields(FileStatistics)))
+
+    def _not_before_ns(self) -> int:
+        """When an object must have been used last not to be too old; 0: it never is."""
+        ttl_s = self._root.ttl_s
+        return 0 if ttl_s is None else max(1, time.time_ns() - int(ttl_s * 1e9))
 
     def _write_reserved(self, keys: Keys, addresses: Addresses, *, sync: bool) -> Codes:
         """Write what has room reserved, and settle the reservation whatever happens."""

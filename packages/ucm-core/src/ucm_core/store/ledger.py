@@ -170,17 +170,18 @@ class WorkGate:
 class RecentTouches:
     """When files that the ring does not hold were touched last; of what it holds, the ring knows it."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval_s: float = TOUCH_INTERVAL_S) -> None:
+        self._interval_s = interval_s
         self._lock = OwnCondition()
         self._last: dict[bytes, float] = {}  # the longest untouched first
 
     def due(self, keys: Keys) -> Keys:
-        """The keys not touched within `TOUCH_INTERVAL_S`; from now on they are."""
+        """The keys not touched within the interval; from now on they are."""
         names = np.ascontiguousarray(keys).view("V32").ravel().tolist()
         now = time.monotonic()
         with self._lock:
             last = self._last
-            horizon = now - TOUCH_INTERVAL_S  # a verdict asks for every block it promises: no call per key
+            horizon = now - self._interval_s  # a verdict asks for every block it promises: no call per key
             due = [place for place, name in enumerate(names) if last.get(name, horizon) <= horizon]
             for place in due:
                 last.pop(names[place], None)

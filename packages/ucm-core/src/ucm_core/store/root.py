@@ -79,15 +79,26 @@ class CacheRoot:
     """One process's hold on a cache directory. Thread-safe between `open` and `close`.
 
     ``capacity_bytes`` bounds the bytes of all objects together, for this process's writes; None = no bound.
+    ``uring`` asks for io_uring instead of one system call after the other, where the kernel allows it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, capacity_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        capacity_bytes: int | None = None,
+        ttl_s: float | None = None,
+        uring: bool = False,
+    ) -> None:
         self.path = _absolute(os.fspath(path))
         """The cache directory, absolute."""
+        self.ttl_s = ttl_s
+        """Seconds after its last use after which an object is not found any more; None = no end."""
         self._capacity_bytes = capacity_bytes
         self._writer: writers.Writer | None = None
         self._usage: Usage | None = None
         self._direct = False
+        self._wants_uring, self._uring = uring, False
         self._lost = False
         self.journal = Journal()
         """What this process does to the objects, for whoever listens."""
@@ -107,6 +118,7 @@ class CacheRoot:
         else:
             self.sweep()
             self._decide_direct()
+            self._decide_engine()
         return self
 
     def close(self) -> None:
@@ -132,6 +144,11 @@ class CacheRoot:
     def direct(self) -> bool:
         """Whether the file system takes O_DIRECT; decided once, by a real write and read."""
         return self._direct
+
+    @property
+    def uring(self) -> bool:
+        """Whether the files of one call are moved through io_uring; decided once, when the root is opened."""
+        return self._uring
 
     @property
     def usage(self) -> Usage:
@@ -250,6 +267,11 @@ class CacheRoot:
         self._direct = _native.probe_direct(os.fsencode(self.path), self.temporary_name())
         mode = "O_DIRECT" if self._direct else "buffered, because the file system refuses O_DIRECT"
         _log.info("cache root %s: file access is %s", self.path, mode)
+
+    def _decide_engine(self) -> None:
+        self._uring = self._wants_uring and _native.probe_uring()
+        if self._wants_uring and not self._uring:
+            _once.warning("cache root %s: the kernel refuses io_uring; threads do the work", str(self.path))
 
     def _write_manifest(self, path: Path, identity: Mapping[str, Any]) -> None:
         if path.exists():

@@ -16,6 +16,7 @@ from ucm_core.ops.quiet import quiet_logger
 from ucm_core.spec.keys import Keys
 from ucm_core.store.absent_tiers import NoFiles, NoRing
 from ucm_core.store.files import FileTier
+from ucm_core.store.ledger import TOUCH_INTERVAL_S
 from ucm_core.store.pool import IoPool
 from ucm_core.store.ring import Ring
 from ucm_core.store.rotation import rotated
@@ -43,8 +44,15 @@ class StoreLimits:
     """Longest time that one load waits for another reader of the same key before it reads by itself."""
     sync: bool = False
     """Flush files to the device before they count as stored."""
+    ttl_s: float | None = None
+    """Time after its last use after which an object is not found any more; None = no end."""
     private_bytes: int = PRIVATE_BYTES
     """What saves that find no room in the ring may hold beside it; one object at least, unless 0."""
+
+    @property
+    def touch_interval_s(self) -> int:
+        """How often at most a use is noted on the medium: often enough for what is used to stay."""
+        return TOUCH_INTERVAL_S if self.ttl_s is None else min(TOUCH_INTERVAL_S, int(self.ttl_s / 2))
 
 
 @dataclass(frozen=True, slots=True)
