@@ -318,9 +318,8 @@ inline bool lock_byte(int fd, uint32_t byte, int64_t patience_ns) {
   const auto deadline = Clock::now() + std::chrono::nanoseconds(patience_ns);
   int64_t pause_ns = first_pause_ns;
   while (!try_lock_byte(fd, byte)) {
-    if (errno != EAGAIN && errno != EACCES && errno != EINTR)
-      throw std::system_error(errno, std::generic_category(), "ring lock");
-    if (Clock::now() >= deadline) return false;
+    const bool taken = errno == EAGAIN || errno == EACCES || errno == EINTR;  // else the system has no locks
+    if (!taken || Clock::now() >= deadline) return false;
     const struct timespec pause {0, pause_ns};
     nanosleep(&pause, nullptr);
     pause_ns = std::min(2 * pause_ns, last_pause_ns);

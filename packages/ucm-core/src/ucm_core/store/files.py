@@ -232,6 +232,8 @@ class FileTier:
             self._root.usage.settle(len(keys) * size, written_bytes=written * size)
         self._judge(keys, good=results == 0)
         self._count(written=written)
+        if written < len(keys):
+            self._root.suspect_temporaries()
         self._root.journal.tell(self._place, keys[results == 0], stored=True, exist=self._exist)
         self._tell("write", results)
         return _codes(results)

@@ -163,6 +163,11 @@ class CacheRoot:
             raise StoreError(f"cache root {self.path} is not open")
         return self._writer.temporary_name()
 
+    def suspect_temporaries(self) -> None:
+        """A write failed, perhaps its clean-up too: whoever opens the root later looks for temporaries."""
+        if self._writer is not None:
+            self._writer.suspect()
+
     def sweep(self) -> int:
         """Remove the temporaries of writers that are proved dead; return how many.
 
@@ -237,6 +242,7 @@ class CacheRoot:
         if not self._lost:
             _once.warning("cache root %s is not available, everything is a miss: %s", str(self.path), error)
         self._lost = True
+        self.suspect_temporaries()
         self.journal.lose()
 
     def statistics(self) -> RootStatistics:
@@ -264,7 +270,10 @@ class CacheRoot:
         self._usage = Usage(self.path, self._writer, self._capacity_bytes)
 
     def _decide_direct(self) -> None:
-        self._direct = _native.probe_direct(os.fsencode(self.path), self.temporary_name())
+        temporary = self.temporary_name()
+        self._direct = _native.probe_direct(os.fsencode(self.path), temporary)
+        if os.path.lexists(self.path / os.fsdecode(temporary)):
+            self.suspect_temporaries()
         mode = "O_DIRECT" if self._direct else "buffered, because the file system refuses O_DIRECT"
         _log.info("cache root %s: file access is %s", self.path, mode)
 

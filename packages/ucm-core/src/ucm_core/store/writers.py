@@ -27,6 +27,7 @@ class Writer:
         self._path = directory / self.name
         self._pid = os.getpid()
         self._numbers = itertools.count()
+        self._clean = True
 
     def temporary_name(self) -> bytes:
         """Return a file name that nobody has used. The pid keeps forked children apart and helps people."""
@@ -41,13 +42,18 @@ class Writer:
     def in_flight_bytes(self, value: int) -> None:
         locks.write_number(self._descriptor, value)
 
+    def suspect(self) -> None:
+        """One of its temporaries may still lie there, because it could not be removed."""
+        self._clean = False
+
     def close(self) -> None:
         """Give the name up. No write may be under way. In a forked child it stays the parent's.
 
-        Where the file cannot be removed a sweeper will do it: the lock is gone.
+        Where the file cannot be removed, and where a temporary may be left, a sweeper will do it: the lock is
+        gone, so the writer counts as dead.
         """
         with suppress(OSError):
-            if os.getpid() == self._pid:
+            if os.getpid() == self._pid and self._clean:
                 self._path.unlink()
         os.close(self._descriptor)
 

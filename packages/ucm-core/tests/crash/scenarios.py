@@ -1,0 +1,466 @@
+"""What a process does while it is struck, and what a peer demands afterwards.
+
+Every payload follows from its key, so a wrong byte shows wherever it comes from.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from shim import FOR_EVER, Action, Strike
+from stores import NAMESPACE, open_store
+
+from ucm_core.errors import NoSpace
+from ucm_core.flow.copy import BufferBlocks
+from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.store import region
+from ucm_core.store.block import BlockStore
+from ucm_core.store.geometry import Geometry
+from ucm_core.store.names import MANIFEST
+from ucm_core.store.root import CacheRoot
+from ucm_core.store.tiers import StoreLimits
+from ucm_core.store.usage import object_bytes
+from ucm_core.testing.block_store import UNTOUCHED, blank, keys_of, payloads_of
+
+GEOMETRY = Geometry(3, 4096)
+SLOTS = 12
+OLD = tuple(range(5))
+"""Numbers of objects that are on the medium before anything is struck."""
+BASE = bytes(32)
+"""The identity whose generation is counted."""
+WAIT_S = 30.0
+FRESH = 16
+"""Objects of its own that a struck process may touch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the processes share."""
+
+    root: Path
+    ring: str
+
+    @property
+    def region(self) -> Path:
+        """The ring's file."""
+        return region.DIRECTORY / f"ucm-{os.geteuid()}-{self.ring}"
+
+
+def fresh(turn: int, count: int = FRESH) -> tuple[int, ...]:
+    """Numbers that only ``turn`` (from 1 on) uses, in a folder that hardly any other turn uses."""
+    return tuple((turn % 4096 << 52) + (turn << 8) + i for i in range(count))
+
+
+class Actor:
+    """The process that is struck; ``say`` tells the parent what it was promised."""
+
+    def __init__(self, place: Place, turn: int, say: Callable[..., None]) -> None:
+        self.place, self.say = place, say
+        self.mine = fresh(turn)
+        self.store: BlockStore
+        self.spare = fresh(turn, FRESH + 2)[-1]
+
+    def open(self, *, capacity_objects: int | None = None, **limits: Any) -> None:
+        """Open the store."""
+        capacity = None if capacity_objects is None else capacity_objects * GEOMETRY.object_bytes
+        self.store = open_store(
+            self.place.root,
+            GEOMETRY,
+            slots=SLOTS,
+            ring_name=self.place.ring,
+            capacity_bytes=capacity,
+            limits=StoreLimits(**{"save_wait_s": 5.0, "load_wait_s": 5.0, **limits}),
+        )
+
+    @property
+    def root(self) -> CacheRoot:
+        """The cache directory."""
+        return self.store._tiers.files._root
+
+    def close(self) -> None:
+        """Close it, in bounded time."""
+        self.store.close(WAIT_S)
+        self.store._tiers.pool.close(WAIT_S)
+        self.root.close()
+
+    def save(self, *numbers: int) -> list[int]:
+        """Save and wait; says what is promised."""
+        ticket = self.store.save(keys_of(*numbers), BufferBlocks(payloads_of(GEOMETRY, *numbers)))
+        assert ticket.wait(WAIT_S), "a save hangs"
+        self._promise("ring", numbers, ticket.object_results)
+        self.await_durable(ticket, *numbers)
+        return [int(code) for code in ticket.object_results]
+
+    def await_durable(self, ticket: Ticket, *numbers: int) -> None:
+        """Wait for the medium; says what is promised."""
+        ticket.wait_durable(WAIT_S)
+        results = ticket.durable_results.reshape(len(numbers), -1)
+        assert not (results == ResultCode.PENDING).any(), "a write hangs"
+        self._promise("durable", numbers, results.max(axis=1))
+
+    def load(self, *numbers: int) -> list[int]:
+        """Load and wait; what is OK has its own bytes, what failed was not written."""
+        out = blank(GEOMETRY, len(numbers))
+        ticket = self.store.load(keys_of(*numbers), BufferBlocks(out))
+        assert ticket.wait(WAIT_S), "a load hangs"
+        codes = [int(code) for code in ticket.object_results]
+        for number, code, got in zip(numbers, codes, out, strict=True):
+            right = payloads_of(GEOMETRY, number)[0]
+            same = np.array_equal(got, right) if code == ResultCode.OK else bool((got == UNTOUCHED).all())
+            assert same, f"object {number} came as {ResultCode(code).name} with wrong bytes"
+        return codes
+
+    def check_use(self) -> None:
+        """The store works."""
+        if self.root.available:
+            assert set(self.save(self.spare) + self.load(self.spare)) == {ResultCode.OK}, (
+                "not usable any more"
+            )
+            self.say("drops", self.spare)
+            self.store.drop(keys_of(self.spare))
+
+    def _promise(self, what: str, numbers: tuple[int, ...], codes: Any) -> None:
+        assert {int(code) for code in codes} <= set(ResultCode) - {ResultCode.PENDING}
+        self.say(what, *(n for n, code in zip(numbers, codes, strict=True) if code == ResultCode.OK))
+
+
+# -- what the struck process does
+
+
+def save(actor: Actor) -> None:
+    """New objects, then some of them again."""
+    actor.open()
+    actor.save(*actor.mine[:3])
+    actor.save(*actor.mine[1:4])
+
+
+def both(actor: Actor) -> None:
+    """There and back, past the ring."""
+    actor.open()
+    actor.save(*actor.mine[:2])
+    actor.store._tiers.ring.drop(keys_of(*actor.mine[:2]))
+    actor.load(*actor.mine[:2], *OLD[:2])
+
+
+def save_synced(actor: Actor) -> None:
+    """With the device flushed."""
+    actor.open(sync=True)
+    actor.save(*actor.mine[:2])
+
+
+def load(actor: Actor) -> None:
+    """From the medium, one that is not there, then from the ring."""
+    actor.open()
+    actor.say("loaded", *actor.load(*OLD, actor.mine[0]))
+    actor.load(*OLD)
+
+
+def prefetch(actor: Actor) -> None:
+    """Into the ring, then out of it."""
+    actor.open()
+    assert actor.store.prefetch(keys_of(*OLD)).wait(WAIT_S)
+    actor.load(*OLD[:2])
+
+
+def donate(actor: Actor) -> None:
+    """One slot is filled in place and committed, one given up."""
+    actor.open()
+    with suppress(NoSpace):
+        number = actor.mine[0]
+        donation = actor.store.reserve(keys_of(number)[0])
+        if donation is not None:
+            for shard, content in enumerate(payloads_of(GEOMETRY, number)[0]):
+                donation.view(shard)[:] = content.tobytes()
+            actor.await_durable(donation.commit(), number)
+        other = actor.store.reserve(keys_of(actor.mine[1])[0])
+        if other is not None:
+            other.view(0)[:] = bytes(GEOMETRY.shard_bytes)
+            other.abort()
+
+
+def drop(actor: Actor) -> None:
+    """What was just saved, and what was there."""
+    actor.open()
+    actor.save(*actor.mine[:2])
+    gone = (actor.mine[0], OLD[0])
+    actor.say("drops", *gone)
+    actor.store.drop(keys_of(*gone))
+    actor.load(*gone, OLD[1])
+
+
+def evict(actor: Actor) -> None:
+    """More than the ring holds, while something is in use."""
+    actor.open()
+    with actor.store.pin(keys_of(*OLD)):
+        for begin in range(0, 16, 8):
+            actor.save(*actor.mine[begin : begin + 8])
+    actor.load(*OLD, actor.mine[0])
+
+
+def wait(actor: Actor) -> None:
+    """A load waits in vain for somebody who fills the slot."""
+    actor.open(load_wait_s=0.02)
+    with suppress(NoSpace):
+        donation = actor.store.reserve(keys_of(actor.mine[0])[0])
+        actor.load(actor.mine[0], OLD[0])
+        if donation is not None:
+            donation.abort()
+
+
+def shards(actor: Actor) -> None:
+    """Slots become full shard by shard, while somebody waits in vain."""
+    actor.open()
+    ring, numbers = actor.store._tiers.ring, actor.mine[:2]
+    claims = ring.claim(keys_of(*numbers))
+    ring.wait(claims.slots, claims.version, timeout_s=0.01, shard=0)
+    for address, content in zip(ring.addresses(claims.slots), payloads_of(GEOMETRY, *numbers), strict=True):
+        ctypes.memmove(int(address), content.ctypes.data, content.nbytes)
+    for shard in range(ring.shards):
+        ring.publish_shards(claims.slots, claims.version, begin=shard, end=shard + 1)
+    ring.release(claims.slots)
+    actor.load(*numbers)
+
+
+def collect(actor: Actor) -> None:
+    """More than the bound allows: what is old must go, again and again."""
+    actor.open(capacity_objects=len(OLD) + 4)
+    actor.say("drops", *OLD)
+    for begin in range(0, 6, 2):
+        actor.save(*actor.mine[begin : begin + 2])
+
+
+def empty(actor: Actor) -> None:
+    """A full ring, emptied in the order in which it was filled: the index closes its gaps."""
+    actor.open()
+    everything = actor.mine[:SLOTS]
+    actor.save(*everything)
+    actor.say("drops", *everything)
+    actor.store.drop(keys_of(*everything))
+
+
+def touch(actor: Actor) -> None:
+    """In the ring and on the medium."""
+    actor.open()
+    actor.save(actor.mine[0])
+    actor.store.touch(keys_of(*OLD, *actor.mine[:2]))
+
+
+def books(actor: Actor) -> None:
+    """The manifest of a namespace and the generation of an identity."""
+    actor.open()
+    actor.root.namespace(_Identity())
+    actor.say("generation", actor.root.raise_generation(BASE))
+
+
+class _Identity:
+    namespace = NAMESPACE
+
+    def manifest(self) -> dict[str, str]:
+        return {"model": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A script and its circumstances."""
+
+    script: Callable[[Actor], None]
+    alone: bool = False
+    """Nobody else has the ring open, and the root is new."""
+    before: tuple[Callable[[Actor], None], Strike] | None = None
+    """Another process does this first and dies there; nobody cleans up."""
+    strikes: tuple[Strike, ...] = ()
+    """Holds in any case."""
+    crowded: bool = False
+    """The old objects are in the ring, and it is too small for all."""
+    stirred: bool = False
+    """The peer loads and saves all the while, the same objects too."""
+    steps: tuple[str, ...] = field(default=("",))
+    """Beginnings of the steps worth a strike here, where the rest is another scenario's."""
+
+
+SCENARIOS = {
+    "save": Scenario(save),
+    "save_synced": Scenario(save_synced, steps=("files.", "call.")),
+    "save_refused": Scenario(
+        save, strikes=(Strike("call.rename", 1, Action.FAIL, errno.EIO),), steps=("files.", "call.")
+    ),
+    "load": Scenario(load),
+    "prefetch": Scenario(prefetch),
+    "donate": Scenario(donate),
+    "drop": Scenario(drop),
+    "evict": Scenario(evict, crowded=True),
+    "empty": Scenario(empty, steps=("ring.index.", "ring.evict.", "call.unlink")),
+    "crowd": Scenario(evict, crowded=True, stirred=True, steps=("ring.",)),
+    "wait": Scenario(wait),
+    "shards": Scenario(shards, steps=("ring.",)),
+    "collect": Scenario(collect),
+    "touch": Scenario(touch),
+    "books": Scenario(books),
+    "create": Scenario(save, alone=True),
+    "repair": Scenario(save, before=(evict, Strike("ring.evict.erased"))),
+    "inherit": Scenario(load, before=(save, Strike("ring.claim.inserted", 2))),
+}
+
+
+_SLOW = Strike("call.rename", 1, Action.DELAY, 20, FOR_EVER)
+_NO_DIRECT = tuple(
+    Strike(step, 2, Action.FAIL, errno.EINVAL, FOR_EVER) for step in ("call.read_direct", "call.write_direct")
+)
+NETWORK = {
+    "network_open": Scenario(
+        both, strikes=(Strike("call.open_direct", 1, Action.FAIL, errno.EINVAL, FOR_EVER), _SLOW)
+    ),
+    "network_transfer": Scenario(both, strikes=(*_NO_DIRECT, _SLOW)),
+}
+"""As a network file system does it: renames are slow, direct access is refused at open or (behind a probe)
+at the first transfer."""
+ALL = {**SCENARIOS, **NETWORK}
+
+
+# -- what a peer demands
+
+
+class Peer(Actor):
+    """A process that is there all the time, and looks at what the struck one left."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place, 0, lambda *_words: None)
+        self.open(save_wait_s=20.0, load_wait_s=20.0)
+        self._thread: threading.Thread | None = None
+
+    def stir(self, turn: int) -> None:
+        """Work until `still`: on the same objects as the one that will be struck."""
+        self._stirring = True
+        self._trouble: list[BaseException] = []
+        self._thread = threading.Thread(target=self._stir, args=(turn,))
+        self._thread.start()
+
+    def _stir(self, turn: int) -> None:
+        try:
+            while self._stirring:
+                self.load(*OLD, *fresh(turn)[:4])
+                self.save(*fresh(turn)[2:4])
+        except BaseException as trouble:  # noqa: BLE001 - raised by `still`
+            self._trouble.append(trouble)
+
+    def still(self) -> None:
+        """End what `stir` began; raises what went wrong there."""
+        if self._thread is not None:
+            self._stirring = False
+            self._thread.join()
+            self._thread = None
+            for trouble in self._trouble:
+                raise trouble
+
+    def prepare(self, *, in_ring: bool) -> None:
+        """The old objects lie on the medium, used long ago, and in the ring only when asked for."""
+        self.demand_ok(self.save(*OLD))
+        if not in_ring:
+            self.store._tiers.ring.drop(keys_of(*OLD))
+        for path in self.files():
+            os.utime(path, (1_000_000_000, 1_000_000_000))
+
+    def verify(self, turn: int, said: dict[str, list[int]], *, faulty: bool) -> None:
+        """Everything that must hold after a strike; ``faulty``: the counter may be too high."""
+        self.still()
+        self.check_usage()
+        dropped, kept = set(said.get("drops", ())), set(said.get("ring", ())) | set(said.get("durable", ()))
+        everything = (*OLD, *fresh(turn, FRESH + 2))
+        codes = dict(zip(everything, self.load_in_waves(everything), strict=True))
+        assert set(codes.values()) <= {ResultCode.OK, ResultCode.MISS}, codes
+        there = {n for n in everything if codes[n] == ResultCode.OK}
+        assert not (lost := kept - dropped - there), f"lost: {lost}"
+        lasting = sorted(set(said.get("durable", ())) - dropped)
+        assert self.store._tiers.files.exist(keys_of(*lasting)).all() if lasting else True
+        self.root.sweep()
+        if faulty:
+            self.root.usage.recount()
+        self.check_files()
+        self.check_restart(turn)
+        self.check_ring(turn)
+        self.check_generation(said)
+        self.forget(everything)
+
+    def load_in_waves(self, numbers: tuple[int, ...]) -> list[int]:
+        """Load what the ring has room for at a time."""
+        return [code for i in range(0, len(numbers), 6) for code in self.load(*numbers[i : i + 6])]
+
+    def check_usage(self) -> None:
+        """The counter is never below the truth."""
+        used, there = self.root.usage.used_bytes, object_bytes(self.place.root)
+        assert used >= there, f"the counter says {used} bytes, {there} are there"
+
+    def check_files(self) -> None:
+        """No temporary, no dead writer, a true counter."""
+        assert not (left := [path.name for path in self.place.root.rglob("*.tmp")]), left
+        writers = [path.name for path in (self.place.root / ".writers").iterdir()]
+        assert writers == [self.root._writer.name], writers
+        used, there = self.root.usage.used_bytes, object_bytes(self.place.root)
+        assert used == there, f"after the sweep the counter says {used} bytes, {there} are there"
+
+    def check_restart(self, turn: int) -> None:
+        """Who comes now can work, and expels the dead."""
+        other = Actor(self.place, turn, lambda *_words: None)
+        other.open()
+        one, two = fresh(turn, FRESH + 4)[-2:]
+        self.demand_ok(other.save(one))
+        self.demand_ok(self.load(one))
+        self.demand_ok(self.save(two))
+        self.demand_ok(other.load(two))
+        other.close()
+        self.store.drop(keys_of(one, two))
+
+    def check_ring(self, turn: int) -> None:
+        """No slot is held or lost: all of them can be had at once."""
+        self.await_idle()
+        self.store.check_integrity()
+        ring = self.store._tiers.ring.statistics()
+        assert (ring.participants, ring.own_references, ring.pinned, ring.loading) == (1, 0, 0, 0), ring
+        slots = self.store.slots
+        donations = [self.store.reserve(key) for key in keys_of(*fresh(turn, FRESH + 4 + slots)[-slots:])]
+        assert all(donations)
+        for donation in donations:
+            donation.abort()
+        assert self.store._tiers.ring.statistics().empty == slots
+
+    def await_idle(self) -> None:
+        """Wait until our own work is over: a ticket is done a moment before its slots are free."""
+        assert self.store._work.wait_idle(WAIT_S)
+        assert self.store._writer.wait_idle(WAIT_S)
+
+    def check_generation(self, said: dict[str, list[int]]) -> None:
+        """A generation that was raised stays raised."""
+        assert self.root.generation(BASE) >= max(said.get("generation", [0]))
+
+    def forget(self, numbers: tuple[int, ...]) -> None:
+        """Clean up for the next turn, and see that nothing is left."""
+        self.store.drop(keys_of(*numbers))
+        assert self.files() == []
+        assert self.root.usage.used_bytes == 0
+        for path in (*self.place.root.glob(f"{NAMESPACE}/row/*"), self.place.root / ".generations"):
+            shutil.rmtree(path, ignore_errors=True)
+        (self.place.root / NAMESPACE / MANIFEST).unlink(missing_ok=True)
+
+    def files(self) -> list[Path]:
+        """All objects on the medium."""
+        return [path for path in self.place.root.glob(f"{NAMESPACE}/row/*/*") if path.is_file()]
+
+    def end(self) -> None:
+        """Leave; nothing stays behind."""
+        self.close()
+        assert not self.place.region.exists(), "the region stayed"
+        assert list((self.place.root / ".writers").iterdir()) == []
+
+    def demand_ok(self, codes: list[int]) -> None:
+        """A living process works."""
+        assert set(codes) == {ResultCode.OK}, [ResultCode(code).name for code in codes]

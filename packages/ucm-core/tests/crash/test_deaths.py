@@ -1,0 +1,59 @@
+"""Processes that are killed at every step: no wrong byte, nothing durable lost, nothing leaks, peers go on.
+
+Prints how often a process died at each step. ``--long`` strikes whenever a step is passed, three times over.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import shim
+from scenarios import SCENARIOS
+from strikes import LOOKS, Job
+
+pytestmark = pytest.mark.timeout(7200)
+
+
+@pytest.fixture(scope="module")
+def long(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--long"))
+
+
+@pytest.fixture(scope="module")
+def reports(do: Callable[..., dict], long: bool) -> dict:
+    most, rounds = (None, 3) if long else (8, 1)
+    return do([Job("", name, most=most, rounds=rounds) for name in SCENARIOS])
+
+
+@pytest.fixture(scope="module")
+def deaths(reports: dict) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for report in reports.values():
+        total.update(report["struck"])
+    return total
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_wherever_a_process_dies_its_peers_go_on_and_nothing_is_lost(reports: dict, name: str) -> None:
+    assert not reports[name]["failures"], "\n".join(reports[name]["failures"])
+
+
+def test_a_process_died_at_every_step_that_the_sources_name(deaths: Counter[str]) -> None:
+    """When this fails, give a scenario something to do that passes the new step."""
+    assert sorted(shim.named_steps() - set(deaths)) == []
+
+
+def test_a_process_died_before_every_kind_of_library_call(reports: dict, deaths: Counter[str]) -> None:
+    passed = {step for report in reports.values() for step in report["passed"]}
+    assert sorted(passed - set(deaths) - set(LOOKS)) == []
+
+
+def test_enough_processes_died(deaths: Counter[str], long: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with capsys.disabled():
+        sys.stdout.write(f"\n{deaths.total()} processes died:\n")
+        for step, count in sorted(deaths.items()):
+            sys.stdout.write(f"{count:6} {step}\n")
+    assert deaths.total() >= (10_000 if long else 2_000)
