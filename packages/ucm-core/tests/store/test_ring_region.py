@@ -75,6 +75,21 @@ def test_joining_with_another_number_of_slots_takes_the_number_there(name: str) 
         assert shows(one, 7)
 
 
+def test_0_slots_join_a_ring_that_lives_and_make_none(name: str) -> None:
+    with pytest.raises(NoSpace, match=r"nobody lives in .*, and 0 slots make no ring"):
+        shared_ring(name, slots=0)
+    assert not region_path(name).exists()
+    with shared_ring(name) as one, shared_ring(name, slots=0) as two:
+        put(one, "a")
+        assert shows(two, "a")
+        assert two.slots == 8
+
+
+def test_a_private_ring_of_0_slots_is_refused() -> None:
+    with pytest.raises(ValueError, match="slots 0 is not in"):
+        shared_ring(None, slots=0)
+
+
 def test_a_region_of_a_killed_process_is_made_anew(name: str) -> None:
     leave_garbage(name)
     with shared_ring(name, slots=16) as ring:

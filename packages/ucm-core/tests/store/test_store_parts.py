@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from ucm_core.ops import metrics
 from ucm_core.spec.table import Part, RowKind, SpecRow, SpecTable
 from ucm_core.store import ledger, stack
 from ucm_core.store.absent import AbsentStore
+from ucm_core.store.absent_tiers import NoRing
 from ucm_core.store.block import BlockStore
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.names import object_names
@@ -319,6 +321,27 @@ def test_a_follower_has_the_keys_of_its_source() -> None:
     seeds = stack.key_seeds(SpecTable((FULL, SIDE, NONE), 16), bytes(32))
     assert seeds["side"] == seeds["full"]
     assert "cross" not in seeds
+
+
+def test_a_row_without_room_for_a_ring_joins_one_that_lives(caplog: pytest.LogCaptureFixture) -> None:
+    plan = stack.plan_rows(SpecTable((FULL,), 16), 1 << 20)["full"]
+    late = replace(plan, slots=0)
+    name, options = f"test-{os.getpid()}", RingOptions()
+    assert isinstance(stack._join_ring(name, late, options), NoRing)
+    assert caplog.text.count("row full has no ring") == 1
+    with stack._open_ring(name, plan, options) as ring:
+        joined = stack._join_ring(name, late, options)
+        assert isinstance(joined, Ring)
+        assert joined.slots == ring.slots
+        joined.close()
+        assert isinstance(stack._join_ring(name, replace(late, joins=False), options), NoRing)
+
+
+@pytest.mark.parametrize(("ring_bytes", "joins"), [(0, False), (1 << 20, True), (None, True)])
+def test_who_wants_no_ring_joins_none(ring_bytes: int | None, joins: bool) -> None:
+    plan = stack.plan_rows(SpecTable((FULL,), 16), ring_bytes)["full"]
+    assert plan.joins == joins
+    assert (plan.slots == 0) == (ring_bytes == 0)
 
 
 def test_without_shared_memory_the_ring_is_private(

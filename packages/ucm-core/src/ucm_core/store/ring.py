@@ -185,17 +185,21 @@ class Ring:
     ) -> Self:
         """Create the ring ``name`` of this user, or join it; None = a private one without a name.
 
-        A ring that lives keeps its own number of slots. Raises StoreError when it differs in anything else,
-        NoSpace when shared memory is too small. Removes regions of this user that nobody lives in any more.
+        A ring that lives keeps its own number of slots; 0 slots join one that lives, or are NoSpace. Raises
+        StoreError when it differs in anything else, NoSpace when shared memory is too small. Removes regions
+        of this user that nobody lives in any more.
 
         The memory of a payload is taken when its slot is first claimed (`RingOptions.prefault`: now); should
         others have taken it by then, the claim is NO_SPACE.
         """
-        size = _native.ring_bytes(slots, payload_bytes, options.shards)
+        join_only = name is not None and slots == 0
+        size = _native.ring_bytes(slots + join_only, payload_bytes, options.shards)
         if name is None:
             return cls(_open_private(size, slots, payload_bytes, geometry_digest, options), None)
         region.sweep()
         with region.enter(name) as entered:
+            if entered.fresh and join_only:
+                raise NoSpace(f"nobody lives in {entered.path}, and 0 slots make no ring")
             if entered.fresh:
                 region.allocate(entered, size, structure=size - slots * payload_bytes)
                 native = _native.Ring(

@@ -7,7 +7,8 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -40,7 +41,9 @@ class RowPlan:
     geometry: Geometry
     segment: str
     slots: int
-    """Slots of its ring, should it not live already; 0 = it has none."""
+    """Slots of its ring, should it not live already; 0 = there is no room for one."""
+    joins: bool = True
+    """Whether it uses a ring that lives although there would be no room for one of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,13 @@ def plan_rows(table: SpecTable, ring_bytes: int | None) -> dict[str, RowPlan]:
     demands = {row.name: RingDemand(shapes[row.name].payload_bytes, _tokens(row)) for row in rows}
     slots = ring_slots(demands, ring_bytes) if rows else {}
     return {
-        row.name: RowPlan(row, shapes[row.name], Segment(units=(0, len(row.units))).name, slots[row.name])
+        row.name: RowPlan(
+            row,
+            shapes[row.name],
+            Segment(units=(0, len(row.units))).name,
+            slots[row.name],
+            joins=ring_bytes != 0,
+        )
         for row in rows
     }
 
@@ -125,7 +134,7 @@ def ring_name(root: str | os.PathLike[str], namespace: str, *, row: str, segment
 def _open_store(plan: RowPlan, seed: bytes, namespace: Namespace, parts: StoreParts) -> BlockStore:
     files = _files(plan, seed, namespace, parts) if parts.durable else NoFiles(plan.geometry)
     name = ring_name(parts.root.path, namespace.path.name, row=plan.row.name, segment=plan.segment)
-    ring = _open_ring(name, plan, parts.ring) if plan.slots else _no_ring(plan)
+    ring = _open_ring(name, plan, parts.ring) if plan.slots else _join_ring(name, plan, parts.ring)
     tiers = Tiers(ring, files, parts.pool, plan.row.name, parts.limits, rank=parts.rank, ranks=parts.ranks)
     return BlockStore(tiers, room=parts.room)
 
@@ -135,7 +144,11 @@ def _files(plan: RowPlan, seed: bytes, namespace: Namespace, parts: StoreParts) 
     return FileTier(directory, plan.geometry, row_seed=seed, segment=plan.segment, root=parts.root)
 
 
-def _no_ring(plan: RowPlan) -> NoRing:
+def _join_ring(name: str, plan: RowPlan, options: RingOptions) -> Ring | NoRing:
+    """The ring that others have, or none: who came first took what there was for one."""
+    if plan.joins:
+        with suppress(RuntimeError, OSError):
+            return _opener(plan, options)(name)
     _log.warning(
         "row %s has no ring: ring_bytes has no room for it, and files are read and written directly",
         plan.row.name,
@@ -145,13 +158,7 @@ def _no_ring(plan: RowPlan) -> NoRing:
 
 def _open_ring(name: str, plan: RowPlan, options: RingOptions) -> Ring:
     """The ring of all processes, or a private one where shared memory is refused; OSError: neither."""
-    open_ring = partial(
-        Ring.open,
-        slots=plan.slots,
-        payload_bytes=plan.geometry.payload_bytes,
-        geometry_digest=plan.geometry.digest,
-        options=replace(options, shards=plan.geometry.shards),
-    )
+    open_ring = _opener(plan, options)
     try:
         return open_ring(name)
     except (RuntimeError, OSError) as error:  # a RuntimeError also where memory cannot be mapped
@@ -160,6 +167,16 @@ def _open_ring(name: str, plan: RowPlan, options: RingOptions) -> Ring:
         return open_ring(None)
     except RuntimeError as error:
         raise OSError(errno.ENOMEM, f"row {plan.row.name}: no private ring either: {error}") from error
+
+
+def _opener(plan: RowPlan, options: RingOptions) -> Callable[[str | None], Ring]:
+    return partial(
+        Ring.open,
+        slots=plan.slots,
+        payload_bytes=plan.geometry.payload_bytes,
+        geometry_digest=plan.geometry.digest,
+        options=replace(options, shards=plan.geometry.shards),
+    )
 
 
 def _tokens(row: SpecRow) -> int:
