@@ -11,7 +11,10 @@ from pathlib import Path
 from kernel_errors import failing
 from objects import Payloads, Shelf, make_keys, open_shelf
 
+from ucm_core.flow.ticket import ResultCode
+from ucm_core.store.gc import Collector
 from ucm_core.store.geometry import Geometry
+from ucm_core.store.pool import IoPool
 
 LARGE = Geometry(16, 1 << 20)
 """Large enough that a write can be stopped in the middle."""
@@ -59,6 +62,23 @@ def tell(shelf: Shelf, keys) -> list[int]:
     return [shelf.write(keys[i : i + 1])[0] for i in range(len(keys))]
 
 
+def fill_and_collect(path: Path, capacity_bytes: int, count: int) -> None:
+    """Write through a bound, making room whenever it is refused; tell the codes and what is left behind."""
+    shelf, pool = open_shelf(path, capacity_bytes=capacity_bytes), IoPool(1)
+    collector = Collector(shelf.root, pool)
+    codes = []
+    for number in range(count):
+        key = make_keys(1, seed=number)
+        codes += shelf.write(key)
+        if codes[-1] == ResultCode.NO_SPACE and collector.make_room():
+            codes[-1] = shelf.write(key)[0]
+    say("written", *codes)
+    say("kept", sum(shelf.read(make_keys(1, seed=number))[0] == 0 for number in range(count)))
+    say("used", shelf.root.usage.recount())
+    say("temporaries", len(shelf.temporaries()))
+    pool.close()
+
+
 WORKS = {"write_forever": write_forever, "write_and_fail": write_and_fail}
 
 
@@ -71,8 +91,9 @@ def start(work: str, path: Path) -> subprocess.Popen[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "fill":
-        fill(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    if sys.argv[1] in {"fill", "fill_and_collect"}:
+        work = fill if sys.argv[1] == "fill" else fill_and_collect
+        work(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     else:
         WORKS[sys.argv[1]](Path(sys.argv[2]))
     os._exit(0)

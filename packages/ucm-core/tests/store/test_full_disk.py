@@ -52,6 +52,22 @@ def test_a_bound_below_the_disk_is_reached_first(tmp_path):
     assert told["again"] == [str(OK), str(OK)]
 
 
+def test_below_the_disk_the_collector_makes_room_for_ever(tmp_path):
+    told = run_mounted(tmp_path, "size=1m", "fill_and_collect", tmp_path, 20 * GEOMETRY.object_bytes, 60)
+    assert [int(code) for code in told["written"]] == [OK] * 60
+    assert 17 <= int(told["kept"][0]) <= 20
+    assert int(told["used"][0]) == int(told["kept"][0]) * GEOMETRY.object_bytes
+    assert told["temporaries"] == ["0"]
+
+
+def test_a_bound_above_the_disk_is_no_licence_to_remove(tmp_path):
+    """What others fill a disk with is not made good by removing from the cache: the write is refused."""
+    told = run_mounted(tmp_path, "size=1m", "fill_and_collect", tmp_path, UNBOUNDED, 40)
+    written = [int(code) for code in told["written"]]
+    assert written[written.index(NO_SPACE) :] == [NO_SPACE] * written.count(NO_SPACE)
+    assert int(told["kept"][0]) == written.count(OK)
+
+
 def test_a_disk_without_inodes_is_full_too(tmp_path):
     told = run_mounted(tmp_path, "size=1m,nr_inodes=20", "fill", tmp_path, UNBOUNDED, 20)
     written = [int(code) for code in told["written"]]

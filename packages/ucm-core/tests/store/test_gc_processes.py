@@ -9,14 +9,18 @@ import signal
 import numpy as np
 import pytest
 from objects import GEOMETRY, SEED, Payloads, make_keys, open_shelf
+from stores import open_store
 from test_census import listed, put
 
+from ucm_core.flow.copy import BufferBlocks
 from ucm_core.flow.ticket import ResultCode
 from ucm_core.store import locks, usage
 from ucm_core.store.files import FileTier
 from ucm_core.store.gc import Collector
 from ucm_core.store.pool import IoPool
 from ucm_core.store.root import CacheRoot
+from ucm_core.store.stack import ring_name
+from ucm_core.testing.block_store import keys_of, payloads_of
 
 FORK = multiprocessing.get_context("fork")
 OBJECT_BYTES = 1000
@@ -146,6 +150,50 @@ def test_who_is_stopped_in_a_pass_stops_nobody_else(tmp_path):
         assert collector.make_room()
         assert len(objects(tmp_path)) == 20
         pool.close(WAIT_S)
+
+
+def open_shared(path):
+    """A store whose ring all processes share."""
+    return open_store(path, GEOMETRY, ring_name=ring_name(path, "none", row="row", segment="all"))
+
+
+def pin_in_child(path, pinned, over):
+    """Keep two of four blocks in the ring until told to end."""
+    store = open_shared(path)
+    blocks = BufferBlocks(payloads_of(GEOMETRY, 0, 1, 2, 3))
+    assert store.save(keys_of(0, 1, 2, 3), blocks).wait_durable(WAIT_S)
+    with store.pin(keys_of(1, 3)):
+        pinned.set()
+        over.wait(WAIT_S)
+    store.close()
+    os._exit(0)
+
+
+class RingOf:
+    """A double of a cache: knows the ring of one store."""
+
+    def __init__(self, store):
+        self.residents = store.residents
+
+    def covers(self):
+        return ()
+
+
+def test_what_another_process_uses_in_the_ring_stays(tmp_path):
+    pinned, over = FORK.Event(), FORK.Event()
+    child = in_child(pin_in_child, tmp_path, pinned, over)
+    assert pinned.wait(WAIT_S)
+    store = open_shared(tmp_path)
+    with CacheRoot(tmp_path, capacity_bytes=SIZE) as root:
+        pool = IoPool(1)
+        assert Collector(root, pool, view=RingOf(store)).collect().objects == 2
+        assert store.residents().in_use() == {key[:16].tobytes() for key in keys_of(1, 3)}
+        over.set()
+        child.join(WAIT_S)
+        assert child.exitcode == 0
+        assert Collector(root, pool, view=RingOf(store)).collect().objects == 2
+        pool.close(WAIT_S)
+    store.close()
 
 
 def write_many(path, seed, killed):

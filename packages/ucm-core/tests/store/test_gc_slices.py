@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from test_census import put
+from test_census import NAMESPACES, put
 
 from ucm_core.store import gc, locks
 from ucm_core.store.gc import Collector
@@ -148,6 +148,25 @@ def test_a_count_corrects_and_removes_nothing_that_fits(root):
     pool.close(WAIT_S)
     assert left(root) == 19
     assert root.usage.used_bytes == 19 * OBJECT_BYTES
+
+
+def test_a_folder_that_cannot_be_read_stops_nothing_and_its_bytes_count_on(root, monkeypatch):
+    fill(root)
+    pool, scan = IoPool(1), os.scandir
+    hidden = root.path / NAMESPACES[0] / "row" / "000"
+
+    def refuse(path):
+        if str(path) == str(hidden):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert Collector(root, pool).make_room()
+    monkeypatch.undo()
+    assert left(root) == 17
+    assert len(list(hidden.iterdir())) == 1, "the oldest of all, but nobody could see it"
+    assert root.usage.used_bytes == 17 * OBJECT_BYTES
+    pool.close(WAIT_S)
 
 
 def test_what_is_too_old_goes_with_the_next_write_every_few_minutes(root, monkeypatch):

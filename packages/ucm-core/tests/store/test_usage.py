@@ -112,10 +112,15 @@ def test_what_is_no_writer_does_not_hide_the_root(kind, tmp_path):
 
 
 def test_numbers_that_are_too_large_stay_numbers(tmp_path):
+    """What a writer claims to have in flight is believed only where nothing else is known."""
     with CacheRoot(tmp_path) as root, CacheRoot(tmp_path) as other:
+        assert root.usage.used_bytes == 0
         for path in (tmp_path / ".writers").iterdir():
             path.write_bytes(b"\xff" * 8)
-        assert root.usage.recount() > 2**62
+        assert root.usage.recount() == 0
+        assert other.usage.reserve(1)
+        (tmp_path / ".usage").unlink()
+        assert root.usage.used_bytes > 2**62
         assert not other.usage.reserve(1)
 
 

@@ -34,7 +34,7 @@ from ucm_core.store.root import CacheRoot
 
 START_FRACTION = 0.95
 END_FRACTION = 0.85
-SLICE_S = 0.02
+SLICE_S = 0.01
 """How long a pass goes on before it lets others have the thread."""
 EXPIRY_INTERVAL_S = 300.0
 """Time between passes that nothing but ``ttl_s`` asks for."""

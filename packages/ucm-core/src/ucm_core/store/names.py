@@ -80,12 +80,6 @@ def folder_of(name: bytes) -> str:
     return name.hex()[:FAN_OUT_DIGITS]
 
 
-def is_object_of(name: bytes, file: str) -> bool:
-    """Whether ``file`` is a segment of the object named ``name`` (16 bytes)."""
-    parsed = parse_object(file)
-    return parsed is not None and parsed[0] == name.hex()
-
-
 def parse_temporary(name: str) -> str | None:
     """Return the writer's name from that of a temporary; None for any other file, foreign ones included."""
     found = _TEMPORARY.fullmatch(name)

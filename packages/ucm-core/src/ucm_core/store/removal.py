@@ -164,17 +164,19 @@ def _files_of(folder: int | None, name: bytes) -> dict[str, os.stat_result]:
     """The files of one family in its folder; whatever else bears such a name is not ours."""
     if folder is None:
         return {}
+    digits = name.hex()
     try:
         with os.scandir(folder) as entries:
-            found = {
-                entry.name: entry.stat(follow_symlinks=False)
-                for entry in entries
-                if names.is_object_of(name, entry.name)
-            }
+            alike = [entry for entry in entries if entry.name.startswith(digits)]
+            found = {entry.name: entry.stat(follow_symlinks=False) for entry in alike}
     except OSError as error:
         _pass_over(error)
         return {}
-    return {file: status for file, status in found.items() if stat.S_ISREG(status.st_mode)}
+    return {
+        file: status
+        for file, status in found.items()
+        if names.parse_object(file) and stat.S_ISREG(status.st_mode)
+    }
 
 
 def _unlink(folder: int | None, file: str) -> bool:

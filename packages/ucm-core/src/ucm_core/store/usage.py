@@ -113,12 +113,10 @@ class Usage:
             _write(descriptor, self._books(descriptor).minus(size_bytes))
 
     def recount(self) -> int:
-        """Count the files anew, add what living writers have in flight, and return the total.
-
-        Writers wait meanwhile; a file whose reservation is not settled yet counts twice, on the safe side.
-        """
-        with self._locked() as descriptor:
-            return self._recount(descriptor, added_bytes=self._books(descriptor).added_bytes).total_bytes
+        """Count the files anew, correct the total by that, and return it."""
+        begin, census = self.begin_count(), Census(self._root)
+        census.advance(math.inf)
+        return self.end_count(begin, listed_bytes=census.total_bytes, complete=census.complete)
 
     def begin_count(self) -> CountBegin:
         """Before somebody lists all files; nobody has to wait meanwhile."""
@@ -159,11 +157,14 @@ class Usage:
         data = pread(descriptor, _BOOKS.size + 1, 0)
         if len(data) == _BOOKS.size:
             return Books(*_BOOKS.unpack(data))
-        # New or damaged. What was added before is lost; a number that nobody had tells counts under way.
-        return self._recount(descriptor, added_bytes=secrets.randbits(64))
+        return self._begin_books(descriptor)
 
-    def _recount(self, descriptor: int, *, added_bytes: int) -> Books:
-        books = Books(self._in_flight_bytes() + object_bytes(self._root), added_bytes)
+    def _begin_books(self, descriptor: int) -> Books:
+        """New books where there are none, or damaged ones; everybody waits until the files are counted.
+
+        A number that nobody had before tells those who count just now that it happened.
+        """
+        books = Books(self._in_flight_bytes() + object_bytes(self._root), added_bytes=secrets.randbits(64))
         _write(descriptor, books)
         return books
 
