@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ Slots = npt.NDArray[np.int32]
 
 class Payloads(Protocol):
     """Some full payloads, to be released once each."""
+
+    in_ring: ClassVar[bool]
+    """Whether they are slots of a ring."""
 
     @property
     def addresses(self) -> Int64s:
@@ -41,6 +44,7 @@ class Payloads(Protocol):
 class SlotPayloads:
     """Slots of a ring, each with one reference."""
 
+    in_ring: ClassVar[bool] = True
     ring: Ring | NoRing
     slots: Slots
 
@@ -81,6 +85,7 @@ class PrivateMemory:
 class PrivatePayloads:
     """Places in private memory."""
 
+    in_ring: ClassVar[bool] = False
     memory: PrivateMemory
     places: Int64s
     give_back: Callable[[int], None]

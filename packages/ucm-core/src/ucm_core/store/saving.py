@@ -20,18 +20,31 @@ from ucm_core.store.writing import Writer
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What a wave could not save: the code it would fail with, and whether to try again without waiting."""
+    """What a wave could not save."""
 
-    ids: Int64s
-    code: ResultCode
+    no_slot: Int64s
+    """Ids for which the ring has no room."""
+    others: Int64s
+    """Ids that somebody else saves, and has not saved so far."""
     again: bool
+    """Whether to try again without waiting: somebody else gave up."""
+
+    @property
+    def ids(self) -> Int64s:
+        return np.concatenate([self.others, self.no_slot])
+
+    @property
+    def code(self) -> ResultCode:
+        """What they would fail with."""
+        return ResultCode.NO_SPACE if self.no_slot.size else ResultCode.TIMEOUT
 
 
 class Save:
     """One save: fills slots in waves and hands them to the writer.
 
-    What finds no slot (the ring is smaller than the batch, or full of what is in use) goes through private
-    memory, and is readable when its file is down.
+    Whoever finds no slot waits for those that are just being written to files. When there are none (the ring
+    is full of what is in use, or smaller than the batch) the objects go through private memory, and are
+    readable when their files are down.
     """
 
     def __init__(
@@ -39,46 +52,63 @@ class Save:
     ) -> None:
         self._tiers, self._writer = tiers, writer
         self._batch, self._ticket, self._source = batch, ticket, source
+        self._on_io_thread, self._deadline = False, 0.0
 
     def run(self, *, on_io_thread: bool) -> None:
         """Settle every key; present ones at once, without gathering. An I/O thread writes its own slots."""
+        self._on_io_thread = on_io_thread
+        self._deadline = time.monotonic() + self._tiers.limits.save_wait_s
         todo = self._skip_files(np.arange(len(self._batch)))
-        deadline = time.monotonic() + self._tiers.limits.save_wait_s
         while todo.size:
             if self._ticket.cancelled:
                 self._fail(todo, ResultCode.CANCELLED)
                 return
             seen = self._writer.finished
             size = self._tiers.chunk_objects
-            left = self._wave(todo[:size], deadline, on_io_thread=on_io_thread)
-            stuck = left.ids.size == todo[:size].size and not left.again
-            todo = np.concatenate([left.ids, todo[size:]])
-            if stuck and not self._writer.wait_for_progress(seen, deadline):
+            left = self._wave(todo[:size])
+            again: Int64s | None = left.ids
+            if left.ids.size == todo[:size].size and not left.again:
+                again = self._unstick(left, seen)
+            if again is None:
                 self._fail(todo, left.code)
                 return
+            todo = np.concatenate([again, todo[size:]])
+
+    def _unstick(self, left: _Left, seen: int) -> Int64s | None:
+        """What to try again after a wave of which nothing was saved; None: it took too long."""
+        may_fit = left.no_slot.size <= self._tiers.ring.slots
+        if may_fit and self._writer.wait_for_slots(seen, self._deadline):
+            return left.ids
+        rest = self._past_ring(left.no_slot)
+        if rest.size < left.no_slot.size:
+            return np.concatenate([left.others, rest])
+        return left.ids if self._writer.wait_for_progress(seen, self._deadline) else None
 
     def _skip_files(self, ids: Int64s) -> Int64s:
         on_file = self._tiers.files.stored(self._batch.keys)
         self._ticket.settle_present(self._batch.positions(ids[on_file]))
         return ids[~on_file]
 
-    def _wave(self, ids: Int64s, deadline: float, *, on_io_thread: bool) -> _Left:
+    def _wave(self, ids: Int64s) -> _Left:
         """Save what gets a slot, or what somebody else saves meanwhile."""
         with HeldSlots(self._tiers.ring, self._tiers.ring.claim(self._batch.keys[ids])) as held:
             owned = held.places(Outcome.OWNER)
             good = self._fill(ids, held, owned)
             loading = held.places(Outcome.LOADING)
-            outcome = held.wait(loading, max(0.0, deadline - time.monotonic()))
+            outcome = held.wait(loading, self._left_s)
             brought = loading[outcome == Outcome.READY]
             full = np.concatenate([held.places(Outcome.READY), good, brought])
             slots = SlotPayloads(self._tiers.ring, held.hand_over(full))
-            self._keep(ids[full], slots, on_io_thread=on_io_thread)
-        no_slot = self._past_ring(ids[held.places(Outcome.NO_SPACE)], on_io_thread=on_io_thread)
+            self._keep(ids[full], slots)
         return _Left(
-            ids=np.concatenate([ids[loading[outcome != Outcome.READY]], no_slot]),
-            code=ResultCode.NO_SPACE if no_slot.size else ResultCode.TIMEOUT,
-            again=bool((outcome == Outcome.FAILED).any()) and time.monotonic() < deadline,
+            no_slot=ids[held.places(Outcome.NO_SPACE)],
+            others=ids[loading[outcome != Outcome.READY]],
+            again=bool((outcome == Outcome.FAILED).any()) and self._left_s > 0,
         )
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
 
     def _fill(self, ids: Int64s, held: HeldSlots, places: Int64s) -> Int64s:
         """Gather into owned slots; returns the places that are full now."""
@@ -88,7 +118,7 @@ class Save:
         held.abort(places[codes != ResultCode.OK])
         return good
 
-    def _past_ring(self, ids: Int64s, *, on_io_thread: bool) -> Int64s:
+    def _past_ring(self, ids: Int64s) -> Int64s:
         """Gather into private memory and write from there; returns the ids for which there was none."""
         payloads = self._writer.borrow(min(ids.size, self._tiers.chunk_objects))
         if payloads is None:
@@ -101,7 +131,7 @@ class Save:
             raise
         payloads.part(np.flatnonzero(codes != ResultCode.OK)).release()
         good = np.flatnonzero(codes == ResultCode.OK)
-        self._write(mine[good], payloads.part(good), on_io_thread=on_io_thread)
+        self._write(mine[good], payloads.part(good))
         return ids[mine.size :]
 
     def _gather(self, ids: Int64s, address: Int64s) -> Codes:
@@ -115,17 +145,17 @@ class Save:
         self._fail(ids[codes != ResultCode.OK], ResultCode.INVALID)
         return codes
 
-    def _keep(self, ids: Int64s, payloads: Payloads, *, on_io_thread: bool) -> None:
+    def _keep(self, ids: Int64s, payloads: Payloads) -> None:
         """Settle what the ring holds, and hand its slots to the writer."""
         if ids.size:
             self._batch.settle(self._ticket, ids, codes=ResultCode.OK)
             metrics.OBJECTS_SAVED.labels(row=self._tiers.row, tier="ring").inc(ids.size)
-            self._write(ids, payloads, on_io_thread=on_io_thread)
+            self._write(ids, payloads)
 
-    def _write(self, ids: Int64s, payloads: Payloads, *, on_io_thread: bool) -> None:
+    def _write(self, ids: Int64s, payloads: Payloads) -> None:
         waiters = [(self._ticket, self._batch.positions(ids[i : i + 1])) for i in range(ids.size)]
         names = [self._batch.names[i] for i in ids]
-        self._writer.write(names, payloads, waiters=waiters, inline=on_io_thread)
+        self._writer.write(names, payloads, waiters=waiters, inline=self._on_io_thread)
 
     def _fail(self, ids: Int64s, code: ResultCode) -> None:
         if ids.size:

@@ -31,7 +31,7 @@ class Writer:
         self._room = room
         self._changed = OwnCondition()
         self._waiters: dict[bytes, list[Waiter]] = {}
-        self._borrowed = 0
+        self._borrowed = self._in_slots = 0
         self._finished = 0
         self._kept = self._lost = self._telling = 0
         self._closed = False
@@ -76,7 +76,7 @@ class Writer:
         if self._closed:
             self._refuse(payloads, waiters)
             return
-        mine = self._register(names, waiters)
+        mine = self._register(names, waiters, in_ring=payloads.in_ring)
         places = np.flatnonzero(mine)
         size = self._tiers.chunk_objects
         inline |= not self._tiers.files.keeps
@@ -86,6 +86,15 @@ class Writer:
             if inline or not self._tiers.pool.submit(Priority.WRITE, work.run):
                 work.run()
         payloads.part(np.flatnonzero(~mine)).release()
+
+    def wait_for_slots(self, seen: int, deadline: float) -> bool:
+        """As `wait_for_progress`, while any of the pieces holds slots of the ring."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._finished != seen or not self._in_slots,
+                max(0.0, deadline - time.monotonic()),
+            )
+            return self._finished != seen and time.monotonic() < deadline
 
     def wait_for_progress(self, seen: int, deadline: float) -> bool:
         """Wait until more than ``seen`` pieces ended; False: none is under way, or it took too long."""
@@ -133,6 +142,7 @@ class Writer:
             with self._changed:
                 told = [self._waiters.pop(name) for name in names]
                 self._telling += 1
+                self._in_slots -= len(names) * payloads.in_ring
             try:
                 _tell(told, codes, Level.SYNCED if self._tiers.limits.sync else Level.ON_MEDIUM)
             finally:
@@ -151,13 +161,14 @@ class Writer:
         for ticket, _ in waiters:
             ticket.settle_rest(ResultCode.CANCELLED)
 
-    def _register(self, names: list[bytes], waiters: list[Waiter]) -> npt.NDArray[np.bool_]:
+    def _register(self, names: list[bytes], waiters: list[Waiter], *, in_ring: bool) -> npt.NDArray[np.bool_]:
         """True where nobody writes the key yet and the caller's payload will be used."""
         mine = np.zeros(len(names), dtype=np.bool_)
         with self._changed:
             for place, (name, waiter) in enumerate(zip(names, waiters, strict=True)):
                 mine[place] = name not in self._waiters
                 self._waiters.setdefault(name, []).append(waiter)
+            self._in_slots += int(np.count_nonzero(mine)) * in_ring
         return mine
 
     def _give_back(self, count: int) -> None:

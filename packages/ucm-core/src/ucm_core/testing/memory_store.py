@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -144,6 +145,8 @@ class MemoryStore:
 
 class _Payload:
     """Memory of one object that is being donated."""
+
+    in_ring: ClassVar[bool] = True
 
     def __init__(self, store: MemoryStore, name: bytes) -> None:
         self._store, self._name = store, name
