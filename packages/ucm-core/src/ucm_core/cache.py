@@ -191,6 +191,8 @@ class Cache:
         """Where the request of ``chain`` can resume, and what to load for it; marks all of that as used.
 
         ``request_tokens`` is the chain's length unless given; the last ``tail_tokens`` are left to compute.
+        With ``prefetch_on_lookup`` what only files hold begins to come into the ring, until the verdict is
+        loaded, or its lease ends.
         """
         space = self._spaces.opened()
         verdict = space.coordinator.verdict(
@@ -201,7 +203,10 @@ class Cache:
             align_tokens=align_tokens,
         )
         self.touch(verdict)
-        return verdict
+        if not self.config.prefetch_on_lookup:
+            return verdict
+        reads = {row: space.stores[row].prefetch(keys) for row, keys in verdict.keys.items() if len(keys)}
+        return replace(verdict, prefetch=TicketGroup(reads))
 
     def explain(
         self,
@@ -231,7 +236,9 @@ class Cache:
         The lease ends with the load of that verdict, the next lease of ``attempt``, with `release`, or by
         itself after a minute. All leases of a cache keep at most three quarters of each ring.
         """
-        return replace(verdict, lease=self._spaces.opened().leases.take(attempt, verdict.keys))
+        at_end = None if verdict.prefetch is None else verdict.prefetch.cancel
+        lease = self._spaces.opened().leases.take(attempt, verdict.keys, at_end=at_end)
+        return replace(verdict, lease=lease)
 
     def release(self, attempt: Attempt) -> None:
         """End the lease of ``attempt``: nothing is loaded for it. A no-op where it has none (any more)."""
@@ -261,6 +268,8 @@ class Cache:
         what came; `resolve` counts none.
         """
         account = _account(verdict)
+        if verdict.prefetch is not None:
+            verdict.prefetch.cancel()  # the load brings the same, and does not wait behind it
         with ExitStack() as afterwards:
             if verdict.lease is not None:
                 afterwards.callback(verdict.lease.release)
@@ -277,6 +286,8 @@ class Cache:
         rows = verdict.keys.items()
         if lacking := [row for row in verdict.keys if row not in targets]:
             raise LayoutError(f"rows without a target: {', '.join(lacking)}; nothing was loaded")
+        if verdict.prefetch is not None:
+            verdict.prefetch.cancel()
         tickets = TicketGroup({row: space.stores[row].load(keys, targets[row]) for row, keys in rows})
         if verdict.lease is not None:
             tickets.add_done_callback(verdict.lease.release)

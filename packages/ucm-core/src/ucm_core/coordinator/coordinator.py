@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
+from typing import Protocol
 
 import numpy as np
 
@@ -66,6 +67,15 @@ class Verdict:
     """Counts the saves that were known when it was given: what was saved later is newer than its failures."""
     lease: Lease | None = field(default=None, repr=False)
     """What keeps it in the ring; None: nothing does."""
+    prefetch: Prefetch | None = field(default=None, repr=False)
+    """What brings it into the ring meanwhile; None: nothing does."""
+
+
+class Prefetch(Protocol):
+    """Reads under way for a verdict (`ucm_core.TicketGroup`)."""
+
+    def cancel(self) -> None:
+        """Nobody wants them any more; a further call is a no-op."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class LeaseStatistics:
     objects: int = 0
     """Objects pinned by them now, counted once per lease."""
     taken: int = 0
-    """Leases that pinned anything."""
+    """Leases that pinned anything, or whose end somebody waits for."""
     replaced: int = 0
     """Ended by the next lease of the same attempt."""
     released: int = 0
@@ -82,7 +82,7 @@ class LeaseStatistics:
 class Lease:
     """What one verdict keeps in the ring. `release` ends it, once; a further call is a no-op."""
 
-    __slots__ = ("_end", "attempt", "pins", "until")
+    __slots__ = ("_end", "at_end", "attempt", "pins", "until")
 
     def __init__(
         self, attempt: Attempt, pins: Mapping[str, Pinned], *, until: float, end: Callable[[Lease], None]
@@ -93,6 +93,8 @@ class Lease:
         """Per row what is kept; rows of which nothing is kept are not in it."""
         self.until = until
         """When it ends by itself, on the ledger's clock."""
+        self.at_end: Callable[[], None] | None = None
+        """Called once when it ends, however it does."""
         self._end = end
 
     @property
@@ -128,12 +130,15 @@ class Leases:
         self._counts: Counter[str] = Counter()
         self._closed = False
 
-    def take(self, attempt: Attempt, keys: Mapping[str, Keys]) -> Lease:
+    def take(
+        self, attempt: Attempt, keys: Mapping[str, Keys], *, at_end: Callable[[], None] | None = None
+    ) -> Lease:
         """Keep what the ring holds of ``keys`` (per row ``uint8[n, 32]``, head of the prefix first).
 
         Replaces the attempt's lease: the new one is pinned before the old one is released, so that nothing in
         both is evicted in between. Never raises for a store that fails: then nothing of that row is kept.
-        After `close` it keeps nothing.
+        ``at_end`` is called once when the lease ends, however it does; it must neither wait nor raise. After
+        `close` it keeps nothing.
         """
         with ExitStack() as afterwards, self._lock:
             self._expire(afterwards)
@@ -142,7 +147,10 @@ class Leases:
                 self._strike(old, "replaced", afterwards)
             pins = self._pinned({} if self._closed else keys)
             lease = Lease(attempt, pins, until=self._clock() + self._limit_s, end=self._end)
-            if pins:
+            lease.at_end = at_end
+            if self._closed and at_end is not None:
+                afterwards.callback(at_end)
+            elif pins or at_end is not None:
                 self._held[attempt] = lease
                 self._used.update(_sizes(lease))
                 self._counts["taken"] += 1
@@ -216,6 +224,8 @@ class Leases:
         del self._held[lease.attempt]
         self._used.subtract(_sizes(lease))
         self._counts[why] += 1
+        if lease.at_end is not None:
+            afterwards.callback(lease.at_end)
         for pins in lease.pins.values():
             afterwards.callback(_let_go, pins)
 

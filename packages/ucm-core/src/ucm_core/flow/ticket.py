@@ -308,6 +308,11 @@ class TicketGroup:
         for row, ticket in self.rows.items():
             ticket.add_done_callback(lambda _, row=row: end(row))  # type: ignore[misc]
 
+    def cancel(self) -> None:
+        """Ask that work which has not begun is not begun; see `Ticket.cancel`."""
+        for ticket in self.rows.values():
+            ticket.cancel()
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every object has its code, at most ``timeout_s`` in all; see `Ticket.wait`."""
         return self._each(lambda ticket, left_s: ticket.wait(left_s), timeout_s)

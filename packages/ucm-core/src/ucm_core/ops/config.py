@@ -90,6 +90,8 @@ class CacheConfig(BaseModel):
     io_engine: Literal["threads", "uring"] = "threads"
     """How an I/O thread moves the files of one piece of work: one after the other, or (where the kernel
     allows io_uring) many at once."""
+    prefetch_on_lookup: bool = False
+    """Begin to read what a verdict promises and only files hold into the ring, before anybody loads it."""
     sync: bool = False
     """Flush every file to the device before it counts as stored (survives loss of power)."""
     weight_digest: Literal["full", "sampled"] = "full"
