@@ -5,9 +5,9 @@ with 1, 2 and 4 threads, and with an io_uring of 8 and 32 places where the kerne
 the peer for the rate. The peer for processor time is the bare call, at the size and with as many threads as
 ours on open files, and one pass of the checksum over memory that no cache holds.
 
-Folders are there already, as in any root that is in use: keys are such that one is needed. No file is removed
-before the end (5 GB by then): file systems that hesitate to use again what was freed a moment ago would make
-whoever comes next pay for it.
+Ours is measured with both of its engines. Folders are there already, as in any root that is in use: keys are
+such that one is needed. No file is removed before the end (6 GB by then): file systems that hesitate to use
+again what was freed a moment ago would make whoever comes next pay for it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from ucm_core.store.tiers import CHUNK_BYTES
 
 ROUND_BYTES = 32 << 20
 UNITS = {"256 KiB": 1 << 18, "1 MiB": 1 << 20, "4 MiB": 1 << 22, "64 KiB": 1 << 16}
+WAYS = {"save": "durable save", "load": "cold load"}
 LIMITED = {"256 KiB", "1 MiB", "4 MiB"}
 """Units below have no limit."""
 ENGINES = ("threads 1", "threads 2", "threads 4", "uring 8", "uring 32")
@@ -61,49 +62,52 @@ def of(size: str, folder: Path, geometry: Geometry) -> Iterator[Figure]:
     plain = folder / "plain"
     plain.mkdir()
     words = ("files", str(plain), str(objects), str(geometry.object_bytes))
-    with Rig(folder / "root", geometry, slots=3 * objects) as rig, Neighbour(*words) as neighbour:
+    with (
+        Rig(folder / "root", geometry, slots=3 * objects) as rig,
+        Rig(folder / "uring", geometry, slots=3 * objects, uring=True) as second,
+        Neighbour(*words) as neighbour,
+    ):
         if not rig.root.direct:
             raise SystemExit(f"{folder} takes no O_DIRECT: nothing cold can be measured here")
-        ours = OurFiles(rig, objects)
-        for way, round_ in {"save": ours.save, "load": ours.load}.items():
-            verb = {"save": "write", "load": "read"}[way]
-            yield from both(way, size, in_turns(rounds(verb, round_, neighbour, rig), TURNS))
+        ours = {"threads": OurFiles(rig, objects), "uring": OurFiles(second, objects)}
+        for way, verb in {"save": "write", "load": "read"}.items():
+            own = {engine: getattr(files, way) for engine, files in ours.items()}
+            costs = in_turns(own | rounds(verb, neighbour, rig), TURNS)
+            for engine in own:
+                yield from both(f"{WAYS[way]}, {size}, {engine}", engine, costs, limited=size in LIMITED)
 
 
-def rounds(verb: str, ours: Round, neighbour: Neighbour, rig: Rig) -> dict[str, Round]:
-    """Ours, every engine of the neighbour, and the parts of the bar for processor time."""
+def rounds(verb: str, neighbour: Neighbour, rig: Rig) -> dict[str, Round]:
+    """Every engine of the neighbour, and the parts of the bar for processor time."""
     engines = [name for name in ENGINES if neighbour.answer(f"{verb} {name}") is not None]
     cold = page_memory(2 * ROUND_BYTES // rig.geometry.payload_bytes, rig.geometry)
     halves = itertools.cycle(np.split(cold, 2))
     return {
-        "ours": ours,
         **{name: neighbour.round(f"{verb} {name}") for name in engines},
         "bare": neighbour.round(f"{verb} bare {rig.pool.threads}"),
         "checksum": timed(lambda: [_native.crc32c(unit.reshape(-1)) for unit in next(halves)]),
     }
 
 
-def both(way: str, size: str, costs: dict[str, list[Cost]]) -> Iterator[Figure]:
+def both(what: str, engine: str, costs: dict[str, list[Cost]], *, limited: bool) -> Iterator[Figure]:
     """The rate against the fastest engine, the processor time against bare call and checksum."""
-    of_name = {"save": f"durable save, {size}", "load": f"cold load, {size}"}[way]
     name, best = best_of([(name, costs[name]) for name in ENGINES if name in costs])
-    bar = [
-        Cost(0.0, bare.processor_s + crc.processor_s)
-        for bare, crc in zip(costs["bare"], costs["checksum"], strict=True)
-    ]
-    held: list[tuple[list[Cost], str, float, Measure]] = [
+    bar, whole = (
+        [_sum(each) for each in zip(calls, costs["checksum"], strict=True)] for calls in (costs["bare"], best)
+    )
+    processor = processor_per_gb(ROUND_BYTES)
+    held: list[tuple[list[Cost], str, float | None, Measure]] = [
         (best, f"the fastest engine here: {name}", LEAST_RATE, rate(ROUND_BYTES)),
-        (bar, "bare O_DIRECT call and checksum", MOST_PROCESSOR, processor_per_gb(ROUND_BYTES)),
+        (bar, "bare O_DIRECT call and checksum", MOST_PROCESSOR, processor),
+        (whole, f"{name}, with open and rename, and checksum", None, processor),
     ]
     for theirs, peer, limit, measure in held:
-        yield compare(
-            of_name,
-            costs["ours"],
-            theirs,
-            peer=peer,
-            limit=limit if size in LIMITED else None,
-            measure=measure,
-        )
+        most = limit if limited else None
+        yield compare(what, costs[engine], theirs, peer=peer, limit=most, measure=measure)
+
+
+def _sum(costs: tuple[Cost, ...]) -> Cost:
+    return Cost(sum(cost.wall_s for cost in costs), sum(cost.processor_s for cost in costs))
 
 
 class OurFiles:

@@ -20,7 +20,7 @@ def figures() -> Iterator[Figure]:
     """A store whose threads have worked, then five seconds of nothing."""
     geometry, keys = Geometry(1, 1 << 20), some_keys(16)
     threads = threading.active_count()
-    with work_folder() as folder, Rig(folder, geometry, slots=16) as rig:
+    with work_folder() as folder, Rig(folder, geometry, slots=32) as rig:
         rig.keep(keys, page_memory(16, geometry))
         target = BufferBlocks(page_memory(16, geometry))
         assert rig.store.load(keys, target).wait(60)

@@ -29,7 +29,7 @@ def on_files(folder: Path) -> Figure:
     """`BlockStore.lookup` of what only files hold; the loop has its paths ready, ours makes them of keys."""
     geometry = Geometry(1, 4096)
     keys = some_keys(BLOCKS)
-    with Rig(folder / "root", geometry, slots=BLOCKS) as rig:
+    with Rig(folder / "root", geometry, slots=2 * BLOCKS) as rig:
         rig.keep(keys, page_memory(BLOCKS, geometry))
         rig.ring.drop(keys)
         paths = [str(path) for path in rig.files.directory.glob("???/*")]
@@ -50,7 +50,7 @@ def in_the_ring() -> Figure:
     """`Ring.lookup`, keys in random order."""
     keys = some_keys(RESIDENT)
     wanted = np.ascontiguousarray(keys[np.random.default_rng(1).permutation(RESIDENT)[:BLOCKS]])
-    with Ring.open(None, slots=RESIDENT, payload_bytes=4096, geometry_digest=bytes(32)) as ring:
+    with Ring.open(None, slots=RESIDENT * 9 // 8, payload_bytes=4096, geometry_digest=bytes(32)) as ring:
         claims = ring.claim(keys)
         ring.publish(claims.slots)
         ring.release(claims.slots)

@@ -148,7 +148,7 @@ def on_files() -> Iterator[Figure]:
 def per_block() -> Iterator[Figure]:
     """The cost per block stays flat while requests grow from 100 to 100,000 blocks."""
     table = table_of(1)
-    with Ring.open(None, slots=100_000, payload_bytes=4096, geometry_digest=bytes(32)) as ring:
+    with Ring.open(None, slots=120_000, payload_bytes=4096, geometry_digest=bytes(32)) as ring:
         chain = PrefixChain(grain_tokens=GRAIN_TOKENS)
         chain.extend(np.arange(100_000 * GRAIN_TOKENS, dtype=np.uint32))
         coordinator = Coordinator(table, {"row0": ring.lookup}, {"row0": bytes(32)})
@@ -179,7 +179,7 @@ def ring_calls() -> Iterator[Figure]:
     wanted = np.ascontiguousarray(keys[random.permutation(RESIDENT)[:BLOCKS]])
     names = [key.tobytes() for key in wanted]
     dictionary = {key.tobytes(): slot for slot, key in enumerate(keys)}
-    with Ring.open(None, slots=RESIDENT, payload_bytes=4096, geometry_digest=bytes(32)) as ring:
+    with Ring.open(None, slots=RESIDENT * 9 // 8, payload_bytes=4096, geometry_digest=bytes(32)) as ring:
         claims = ring.claim(keys)
         ring.publish(claims.slots)
         ring.release(claims.slots)

@@ -1,7 +1,7 @@
 // What benchmarks hold the store against, compiled: plain calls of the kernel, without Python around them; and the
 // ring as C++ sees it. Each line on stdin runs one round and answers "<wall ns> <processor ns>".
 //
-//   claims SLOTS            claim and release every slot once, key by key
+//   claims COUNT            claim and release as many hits, key by key
 //   access FILE             access() of every path in FILE
 //   files FOLDER COUNT BYTES
 //     write|read threads N   N threads; a file is opened, moved in one call with O_DIRECT, closed (and renamed)
@@ -59,12 +59,13 @@ void each_line(const std::function<void(std::istringstream &)> &answer) {
 
 // -- the ring
 
-void claims(std::uint32_t slots) {
+void claims(std::uint32_t count) {
+  const std::uint32_t slots = count + count / 8;  // some are kept for demand loads
   const int fd = memfd_create("ucm-bench", MFD_CLOEXEC);
   require(fd >= 0 && ftruncate(fd, ucm::RingLayout(slots, 4096).total) == 0, "memfd");
   const std::uint8_t digest[32] = {};
   ucm::Ring ring(fd, slots, 4096, digest);
-  std::vector<ucm::Key> keys(slots);
+  std::vector<ucm::Key> keys(count);
   std::uint64_t state = 1;
   for (ucm::Key &key : keys) {
     std::uint8_t bytes[32];

@@ -55,9 +55,17 @@ def work_folder() -> Iterator[Path]:
 class Rig:
     """A block store of its own: a ring of ``slots``, files in ``folder``, two threads. A context."""
 
-    def __init__(self, folder: Path, geometry: Geometry, *, slots: int, ring_name: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        geometry: Geometry,
+        *,
+        slots: int,
+        ring_name: str | None = None,
+        uring: bool = False,
+    ) -> None:
         self.geometry = geometry
-        self.root = CacheRoot(folder).open()
+        self.root = CacheRoot(folder, uring=uring).open()
         row = self.root.path / ("0" * 32) / f"{geometry.shards}-{geometry.shard_bytes}"
         self.files = FileTier(row, geometry, row_seed=b"", segment="hx", root=self.root)
         self.ring = Ring.open(
