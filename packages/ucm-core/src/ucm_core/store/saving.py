@@ -116,6 +116,7 @@ class Save:
         good: Int64s = places[codes == ResultCode.OK]
         held.publish(good)
         held.abort(places[codes != ResultCode.OK])
+        self._fail(ids[places[codes != ResultCode.OK]], ResultCode.INVALID)  # nobody waits for it any more
         return good
 
     def _past_ring(self, ids: Int64s) -> Int64s:
@@ -130,19 +131,19 @@ class Save:
             payloads.release()
             raise
         payloads.part(np.flatnonzero(codes != ResultCode.OK)).release()
+        self._fail(mine[codes != ResultCode.OK], ResultCode.INVALID)
         good = np.flatnonzero(codes == ResultCode.OK)
         self._write(mine[good], payloads.part(good))
         return ids[mine.size :]
 
     def _gather(self, ids: Int64s, address: Int64s) -> Codes:
-        """Gather, and settle what the source could not give."""
+        """Gather whole payloads; INVALID where the source could not give one."""
         if not ids.size:
             return np.zeros(0, dtype=np.uint8)
         codes = copy_each(self._source.gather, self._batch.first[ids], address=address, who="a source")
         geometry = self._tiers.files.geometry
         if geometry.shard_bytes != geometry.stride:
             _native.zero_padding(address, geometry.shards, geometry.shard_bytes, geometry.stride)
-        self._fail(ids[codes != ResultCode.OK], ResultCode.INVALID)
         return codes
 
     def _keep(self, ids: Int64s, payloads: Payloads) -> None:
