@@ -281,7 +281,9 @@ class Scenario:
     strikes: tuple[Strike, ...] = ()
     """Holds in any case."""
     crowded: bool = False
-    """The old objects are in the ring, and it is too small for all."""
+    """The old objects are in the ring, and what is only there may go."""
+    collects: bool = False
+    """The bound makes what is oldest go."""
     stirred: bool = False
     """The peer loads and saves all the while, the same objects too."""
     steps: tuple[str, ...] = field(default=("",))
@@ -303,7 +305,7 @@ SCENARIOS = {
     "crowd": Scenario(evict, crowded=True, stirred=True, steps=("ring.",)),
     "wait": Scenario(wait),
     "shards": Scenario(shards, steps=("ring.",)),
-    "collect": Scenario(collect),
+    "collect": Scenario(collect, collects=True),
     "touch": Scenario(touch),
     "books": Scenario(books),
     "create": Scenario(save, alone=True),
@@ -318,9 +320,11 @@ _NO_DIRECT = tuple(
 )
 NETWORK = {
     "network_open": Scenario(
-        both, strikes=(Strike("call.open_direct", 1, Action.FAIL, errno.EINVAL, FOR_EVER), _SLOW)
+        both,
+        crowded=True,
+        strikes=(Strike("call.open_direct", 1, Action.FAIL, errno.EINVAL, FOR_EVER), _SLOW),
     ),
-    "network_transfer": Scenario(both, strikes=(*_NO_DIRECT, _SLOW)),
+    "network_transfer": Scenario(both, crowded=True, strikes=(*_NO_DIRECT, _SLOW)),
 }
 """As a network file system does it: renames are slow, direct access is refused at open or (behind a probe)
 at the first transfer."""

@@ -253,6 +253,8 @@ class Arena:
         said = dict(struck.said)
         if self.scenario.crowded or self.scenario.alone:
             said["ring"] = []
+        if self.scenario.collects and self.job.faults:  # what is older may be where it cannot be listed
+            said["durable"] = []
         if not self.scenario.alone:
             said["durable"] = [*said.get("durable", []), *OLD]
         return said

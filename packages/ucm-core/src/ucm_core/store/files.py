@@ -221,15 +221,16 @@ class FileTier:
 
     def _write_reserved(self, keys: Keys, addresses: Addresses, *, sync: bool) -> Codes:
         """Write what has room reserved, and settle the reservation whatever happens."""
-        size, written = self.geometry.object_bytes, 0
+        size, written, there = self.geometry.object_bytes, 0, 0
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             results = self._write_patiently(
                 np.ascontiguousarray(keys), np.ascontiguousarray(addresses, dtype=np.int64), sync=sync
             )
             written = int((results == 0).sum())
+            there = int(self._exist(keys[results != 0]).sum())  # renamed, but the folder was not synced
         finally:
-            self._root.usage.settle(len(keys) * size, written_bytes=written * size)
+            self._root.usage.settle(len(keys) * size, written_bytes=(written + there) * size)
         self._judge(keys, good=results == 0)
         self._count(written=written)
         if written < len(keys):
