@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -192,3 +193,56 @@ def test_a_load_during_which_the_weights_change_brings_nothing(
     loaded = cache.load(chain, verdict)
     assert (loaded.resume_tokens, len(renewals)) == (0, 1)
     assert all(len(blocks) == 0 for blocks in loaded.payloads.values())
+
+
+# -- a counter that was deleted
+
+
+def delete_counter(root: Path) -> None:
+    shutil.rmtree(root / ".generations")
+
+
+@pytest.mark.parametrize("resets", [1, 3])
+def test_a_deleted_counter_brings_no_old_generation_back(cache: Cache, root: Path, resets: int) -> None:
+    for generation in range(resets):
+        fill(cache, seed=generation)
+        cache.reset()
+    cache.close()
+    delete_counter(root)
+    with open_cache(root) as later:
+        assert later.namespace == cache.namespace
+        assert resume(later) == 0
+
+
+def test_what_was_stored_since_the_last_reset_is_found_without_the_counter(cache: Cache, root: Path) -> None:
+    cache.reset()
+    fill(cache)
+    cache.close()
+    delete_counter(root)
+    with open_cache(root) as later:
+        assert resume(later) > 0
+
+
+def test_a_counter_that_began_anew_passes_over_what_is_there(cache: Cache, root: Path) -> None:
+    """Two resets, a third generation with objects; then an engine that knows of nothing resets again."""
+    cache.reset()
+    cache.reset()
+    fill(cache)
+    cache.close()
+    for marks in root.glob("*/.left"):
+        marks.unlink()
+    delete_counter(root)
+    with open_cache(root) as later:
+        for _ in range(3):
+            later.reset()
+            assert resume(later) == 0
+
+
+def test_a_generation_that_was_deleted_may_be_named_again(cache: Cache, root: Path) -> None:
+    fill(cache)
+    cache.reset()
+    cache.close()
+    shutil.rmtree(root)
+    with open_cache(root) as later:
+        assert later.identity.generation == 0
+        assert resume(later) == 0

@@ -193,6 +193,25 @@ def test_weights_that_cannot_be_read_are_unknown(tmp_path, digester):
         digester.digest(tmp_path)
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_pipe_in_the_place_of_weights_is_refused_without_waiting(sampled, model, tmp_path):
+    os.mkfifo(model / "z.safetensors")
+    with pytest.raises(IdentityError, match="no regular file"):
+        WeightDigester(tmp_path / "kept", sampled=sampled).digest(model)
+
+
+def test_a_device_in_the_place_of_weights_is_refused(model, digester):
+    (model / "z.safetensors").symlink_to("/dev/zero")
+    with pytest.raises(IdentityError, match="no regular file"):
+        digester.digest(model)
+
+
+def test_a_pipe_in_the_place_of_an_adapters_weights_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "adapter_model.safetensors")
+    with pytest.raises(IdentityError, match="no regular file"):
+        adapter_digest(tmp_path)
+
+
 def test_a_file_that_changes_while_it_is_read_is_unknown(model, digester, monkeypatch):
     def hash_and_disturb(path):
         path.write_bytes(b"other")

@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ucm_core.coordinator.coordinator import Coordinator
@@ -203,15 +204,27 @@ class Spaces:
         named = identity.generation or identity.private_token
         if named or not identity.known or not self.root.available:
             return identity
-        return identity.with_generation(self.root.generation(identity.base_digest))
+        current = identity.with_generation(self.root.generation(identity.base_digest))
+        with suppress(StoreError):  # the root is lost then, and nothing will be found
+            while self.root.left(current.namespace):  # the counter was deleted, what it counted was not
+                current = self._next(current, private_token="")
+        return current
 
     def _raised(self, old: ModelIdentity, private_token: str) -> tuple[ModelIdentity, StoreError | None]:
         """The identity in the next generation; in one that nobody else has, where the root refuses."""
         try:
-            number = self.root.raise_generation(old.base_digest)
+            raised = self._next(old, private_token)
+            if old.known:
+                self.root.leave(old.namespace)
+            while raised.known and self.root.holds(raised.namespace):  # the counter began anew once
+                raised = self._next(raised, private_token)
         except StoreError as error:
             return old.with_generation(old.generation, secrets.token_hex(16)), error
-        return old.with_generation(number, private_token), None
+        return raised, None
+
+    def _next(self, identity: ModelIdentity, private_token: str) -> ModelIdentity:
+        """The identity in the generation that the root's counter names when it was raised by one."""
+        return identity.with_generation(self.root.raise_generation(identity.base_digest), private_token)
 
     def _open(self, identity: ModelIdentity) -> Space:
         if not identity.known:

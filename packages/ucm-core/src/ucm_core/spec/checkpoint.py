@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import stat
@@ -165,11 +167,18 @@ class WeightDigester:
         return descriptor
 
 
+def _open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file to be read; OSError for anything else: a pipe could hold its reader for ever."""
+    stream = open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")  # noqa: PTH123, SIM115
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return stream
+
+
 def _read_json(path: Path, max_bytes: int) -> Any:
     """Return what a regular file of at most ``max_bytes`` holds; OSError, ValueError or RecursionError."""
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as stream:  # noqa: PTH123
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            raise ValueError(f"{path} is no regular file")
+    with _open_regular(path) as stream:
         data = stream.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ValueError(f"{path} has more than {max_bytes} bytes")
@@ -215,14 +224,14 @@ def _let_the_clock_pass(changed_ns: int) -> None:
 
 
 def _hash_file(path: Path) -> bytes:
-    with path.open("rb") as stream:
+    with _open_regular(path) as stream:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=32)).digest()
 
 
 def _sample_file(path: Path) -> bytes:
     """Return the digest of the file's size and of windows spread evenly over it, both ends included."""
     sampled = hashlib.blake2b(digest_size=32)
-    with path.open("rb") as stream:
+    with _open_regular(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         sampled.update(struct.pack("<Q", size))
         last = max(0, size - _SAMPLE_BYTES)

@@ -169,6 +169,7 @@ class FileTier:
         codes[first[self.stored(keys[first])]] = ResultCode.OK
         todo = np.sort(first[codes[first] != ResultCode.OK])
         try:
+            self._root.keep_hold()
             granted = self._root.usage.reserve_objects(todo.size, self.geometry.object_bytes)
             codes[todo[granted:]] = ResultCode.NO_SPACE
             codes[todo[:granted]] = self._write_reserved(

@@ -3,6 +3,7 @@
 ::
 
     <root>/<namespace: 32 hex>/manifest.json
+                              /.left                            of a past generation
                               /<row slug>/<3 hex>/<32 hex>.<segment>              an object
                                                  /.<writer: 32 hex>.<n>.tmp       a write under way
     <root>/.writers/<writer: 32 hex>    .usage    .generations/<64 hex>
@@ -24,6 +25,8 @@ from ucm_core.spec.keys import NAME_BYTES
 FAN_OUT_DIGITS = 3
 """Leading hex digits of an object's name that choose its folder."""
 MANIFEST = "manifest.json"
+LEFT = ".left"
+"""In a namespace's directory: it is of a past generation."""
 
 _PLAIN = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,63}")
 _SEGMENT = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")

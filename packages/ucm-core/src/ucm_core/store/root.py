@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import secrets
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,8 @@ class CacheRoot:
         self._direct = False
         self._wants_uring, self._uring = uring, False
         self._lost = False
+        self._renewing = threading.Lock()
+        self._namespaces: dict[Path, Mapping[str, Any]] = {}
         self.journal = Journal()
         """What this process does to the objects, for whoever listens."""
 
@@ -157,6 +160,15 @@ class CacheRoot:
             raise StoreError(f"cache root {self.path} is not available; see the log for the reason")
         return self._usage
 
+    def keep_hold(self) -> None:
+        """Make the directory again, and register in it, should it have been deleted; OSError when that fails.
+
+        To be called before something is written below it; costs one system call.
+        """
+        if self._writer is not None and not self._writer.registered:
+            with self._renewing:
+                self._renew(self._writer)
+
     def temporary_name(self) -> bytes:
         """Return a new file name for a write under way; StoreError when the root is not available."""
         if self._writer is None:
@@ -196,7 +208,8 @@ class CacheRoot:
         if self.available:
             try:
                 namespace.path.mkdir(exist_ok=True)
-                self._write_manifest(namespace.path / names.MANIFEST, identity.manifest())
+                self._write_manifest(namespace.path / names.MANIFEST, manifest := identity.manifest())
+                self._namespaces[namespace.path] = manifest
             except OSError as error:
                 self.lose(error)
         return namespace
@@ -236,6 +249,21 @@ class CacheRoot:
             self.lose(error)
             raise StoreError(f"generation counter {path} cannot be raised: {error}") from error
         return raised
+
+    def leave(self, namespace: str) -> None:
+        """Note that ``namespace`` is of a past generation, for the case that the counter is deleted."""
+        with contextlib.suppress(OSError):  # nothing lies there; or the counter cannot be raised either
+            path = _confined(self.path, self.path / namespace)
+            (path / names.LEFT).touch()
+            _sync_directory(path)
+
+    def left(self, namespace: str) -> bool:
+        """Whether ``namespace`` is of a past generation, as far as that was noted."""
+        return (self.path / namespace / names.LEFT).exists()
+
+    def holds(self, namespace: str) -> bool:
+        """Whether there is a directory of ``namespace``."""
+        return (self.path / namespace).exists()
 
     def lose(self, error: OSError) -> None:
         """Make the root unavailable because of ``error``; one log line a minute and process says so."""
@@ -281,6 +309,16 @@ class CacheRoot:
         self._uring = self._wants_uring and _native.probe_uring()
         if self._wants_uring and not self._uring:
             _once.warning("cache root %s: the kernel refuses io_uring; threads do the work", str(self.path))
+
+    def _renew(self, writer: writers.Writer) -> None:
+        if writer.registered:
+            return  # another thread was first
+        self._writers_path.mkdir(parents=True, exist_ok=True)
+        writer.renew()
+        for path, identity in self._namespaces.items():
+            path.mkdir(exist_ok=True)
+            self._write_manifest(path / names.MANIFEST, identity)
+        _once.warning("cache root %s was deleted, and is made again", str(self.path))
 
     def _write_manifest(self, path: Path, identity: Mapping[str, Any]) -> None:
         if path.exists():

@@ -46,6 +46,21 @@ class Writer:
         """One of its temporaries may still lie there, because it could not be removed."""
         self._clean = False
 
+    @property
+    def registered(self) -> bool:
+        """Whether others can see that this writer lives: False once its file was deleted."""
+        return os.fstat(self._descriptor).st_nlink > 0
+
+    def renew(self) -> None:
+        """Register under a new name, because the file was deleted; what is in flight goes along."""
+        in_flight_bytes = self.in_flight_bytes
+        name, descriptor = _register(self._path.parent)
+        locks.write_number(descriptor, in_flight_bytes)
+        # In one step, as other threads use the number. The lock belongs to the open file, not to the number.
+        os.dup2(descriptor, self._descriptor, inheritable=False)
+        os.close(descriptor)
+        self.name, self._path = name, self._path.with_name(name)
+
     def close(self) -> None:
         """Give the name up. No write may be under way. In a forked child it stays the parent's.
 
