@@ -150,3 +150,15 @@ def test_a_pass_takes_lost_states_before_older_blocks(root: Path, pool: IoPool) 
 def test_a_cache_of_an_unknown_model_covers_nothing(root: Path) -> None:
     with open_cache(root, HYBRID, identity_of(HYBRID, weights=None)) as cache:
         assert not len(cache._spaces.residents().names)
+
+
+@pytest.mark.parametrize(("ttl_s", "there"), [(3600, 0), (10_800, 24), (None, 24)])
+def test_what_is_older_than_the_ttl_goes_with_the_next_start(
+    root: Path, ttl_s: int | None, there: int
+) -> None:
+    with open_cache(root, HYBRID) as cache:
+        fill(cache)
+    age(root)
+    with open_cache(root, HYBRID, ttl_s=ttl_s) as cache:
+        cache._spaces._parts.room.collect()  # takes part in the pass that begins with the start
+    assert len(object_files(root)) == there

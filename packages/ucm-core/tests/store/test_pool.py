@@ -149,3 +149,17 @@ def test_idle_threads_use_no_processor_and_end_at_close() -> None:
     assert time.process_time() - used_s < 0.2
     pool.close(WAIT_S)
     assert not threads & set(threading.enumerate())
+
+
+def test_giving_way_runs_the_queued_loads_here_and_nothing_else() -> None:
+    pool, gate, order = IoPool(1), threading.Event(), []
+    pool.submit(Priority.LOAD, lambda: gate.wait(WAIT_S) and None)
+    for name, priority in (("write", 2), ("load", 0), ("prefetch", 1), ("second load", 0)):
+        pool.submit(Priority(priority), lambda name=name: order.append((name, threading.get_ident())))
+    pool.give_way()
+    taken, here = [name for name, _ in order], {thread for _, thread in order}
+    assert [name for name in taken if "load" in name] == taken
+    assert here <= {threading.get_ident()}
+    gate.set()
+    pool.close(WAIT_S)
+    assert sorted(name for name, _ in order) == ["load", "prefetch", "second load", "write"]
