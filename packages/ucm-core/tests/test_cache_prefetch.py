@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from models import DENSE, FULL, GRAIN, RING_BYTES, identity_of, payloads_of
 
 from ucm_core.cache import Cache
 from ucm_core.coordinator.attempts import Attempt
 from ucm_core.coordinator.coordinator import Verdict
+from ucm_core.flow.copy import BufferBlocks
 from ucm_core.flow.ticket import ResultCode, Ticket, TicketGroup
 from ucm_core.ops.config import CacheConfig
 from ucm_core.store.files import FileTier
@@ -33,11 +35,12 @@ class Door:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reads: list[int] = []
-        self.open, real = threading.Event(), FileTier.read
+        self.reached, self.open, real = threading.Event(), threading.Event(), FileTier.read
         self.open.set()
 
         def read(tier: FileTier, keys: Any, addresses: Any) -> Any:
             self.reads.append(len(keys))
+            self.reached.set()
             assert self.open.wait(WAIT_S)
             return real(tier, keys, addresses)
 
@@ -92,6 +95,7 @@ def test_by_default_a_verdict_reads_nothing(root: Path, door: Door) -> None:
 def test_a_lease_that_ends_without_a_load_ends_the_reads(cache: Cache, door: Door) -> None:
     door.open.clear()
     busy = resolve(cache)  # its first piece keeps the only thread
+    assert door.reached.wait(WAIT_S)
     verdict = cache.lease(resolve(cache), ATTEMPT)
     cache.release(ATTEMPT)
     ticket_of(busy).cancel()
@@ -120,3 +124,24 @@ def test_a_load_takes_over_from_the_reads_of_its_verdict(cache: Cache) -> None:
     assert loaded.resume_tokens == 8 * GRAIN
     right = payloads_of(DENSE, 8)[FULL.name]
     assert (loaded.payloads[FULL.name] == right).all()
+
+
+@pytest.mark.parametrize("change", ["weights_changed", "reset"])
+def test_no_load_that_is_under_way_ends_well_when_what_it_brings_is_over(
+    root: Path, door: Door, change: str
+) -> None:
+    """The bytes of the old weights may be in the target; nobody is told to use them."""
+    with open_cache(root, prefetch_on_lookup=False) as cache:
+        verdict = resolve(cache)
+        door.open.clear()
+        out = np.zeros_like(payloads_of(DENSE, 8)[FULL.name])
+        tickets = cache.load_into(verdict, {FULL.name: BufferBlocks(out)})
+        changing = threading.Thread(target=getattr(cache, change))
+        changing.start()
+        old = cache.stores[FULL.name]
+        while changing.is_alive() and cache.stores[FULL.name] is old:
+            changing.join(0.01)
+        door.open.set()
+        changing.join(WAIT_S)
+        assert tickets.wait(WAIT_S)
+        assert not (tickets.rows[FULL.name].object_results == ResultCode.OK).any()
