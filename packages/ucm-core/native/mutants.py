@@ -84,6 +84,8 @@ MUTANTS = (
     Mutant("nobody is woken", RACES, "if (seen.waiting()) futex_wake_all(target.word);"),
     Mutant("nobody is told of a shard", RACES, "if (seen & kSleeper) futex_wake_all(progress_[slot]);"),
     Mutant("what failed stays", RACES, "/* Failed  */ {kExcl,", "/* Failed  */ {kNone,"),
+    Mutant("restored to no chain", RACES, "if (slot_[slot].parent != kNoSlot) chains_.list(slot);"),
+    Mutant("no room, but references", RACES, "if (batch.claims[i].slot >= 0) release(batch.claims[i].slot);"),
     # deaths
     Mutant("the living are expelled", DEATHS, "if (k == self_ || byte_is_held(fd(), k))", "if (k == self_)"),
     Mutant("references of the dead stay", DEATHS, "pins(slot, k).store(0, std::memory_order_seq_cst);"),

@@ -41,7 +41,7 @@ constexpr uint64_t kPayloadBytes = 4096;
 constexpr uint32_t kShards = 64;  // their bits take two words
 constexpr uint64_t kShardWords = kPayloadBytes / 8 / kShards;
 constexpr uint32_t kKeys = 40;  // more keys than slots, few enough to meet
-constexpr int kBatch = 4;
+constexpr int kBatch = 4, kMost = 16;
 constexpr uint8_t kDigest[32] = {7};
 
 void require(bool condition, const char *what) {
@@ -69,6 +69,12 @@ void verify(const Ring &ring, int32_t slot, const ucm::Key &key, uint32_t begin 
     require(payload(ring, slot)[i] == key.words[3] * (i | 1), "a referenced slot shows bytes of another key");
 }
 
+// Seconds of the clock that all share.
+uint32_t now_s() {
+  const auto now = std::chrono::duration_cast<std::chrono::seconds>(Clock::now().time_since_epoch());
+  return static_cast<uint32_t>(now.count());
+}
+
 class Worker {
 public:
   Worker(Ring &ring, uint64_t seed) : ring_(ring), random_(seed) {}
@@ -84,12 +90,16 @@ private:
     ucm::Key keys[kBatch];
     for (ucm::Key &key : keys) key = key_of(pick(kKeys));
     const uint32_t action = pick(16);
-    if (action < 8) {
-      claim_and_settle(keys);
+    if (action < 7) {
+      claim_and_settle(keys, kBatch);
+    } else if (action == 7) {  // so many that there is often no room for the whole
+      ucm::Key many[kMost];
+      for (ucm::Key &key : many) key = key_of(pick(kKeys));
+      claim_and_settle(many, kMost);
     } else if (action < 13) {
-      for (const ucm::Key &key : keys) use(key, ring_.pin(key));
+      for (const ucm::Key &key : keys) use(key, ring_.pin(key, now_s()));
     } else if (action == 13) {
-      for (const ucm::Key &key : keys) if (ring_.lookup(key)) ring_.touch(key, 1, 1);
+      for (const ucm::Key &key : keys) if (ring_.lookup(key)) ring_.touch(key, now_s(), 1);
     } else if (action == 14) {
       uint8_t dropped[kBatch];
       ring_.drop(keys, 1 + pick(kBatch), dropped);
@@ -100,16 +110,19 @@ private:
   }
 
   // Fills and settles what it owns before it waits for anybody, so that no two workers wait for each other.
-  void claim_and_settle(const ucm::Key *keys) {
-    Ring::Claim claims[kBatch];
-    ring_.claim(keys, kBatch, claims);
-    for (int i = 0; i < kBatch; ++i) {
+  void claim_and_settle(const ucm::Key *keys, int count) {
+    Ring::Claim claims[kMost];
+    ucm::Key parents[kMost] = {};
+    for (int i = 1; i < count; ++i) parents[i] = pick(4) == 0 ? key_of(pick(kKeys)) : keys[i - 1];
+    const bool whole = count == kMost || pick(4) == 0;
+    ring_.claim(keys, count, claims, {pick(3) == 0 ? nullptr : parents, now_s(), whole, pick(2) == 0});
+    for (int i = 0; i < count; ++i) {
       if (claims[i].outcome != Outcome::kOwner) continue;
       const uint32_t early = fill_some_shards(claims[i], keys[i]);
       fill(ring_, claims[i].slot, keys[i], early, kShards);
       settle(claims[i], early);
     }
-    for (int i = 0; i < kBatch; ++i) use(keys[i], claims[i]);
+    for (int i = 0; i < count; ++i) use(keys[i], claims[i]);
   }
 
   // Publishes the first shards one part after the other, none as often as not; returns where the rest begins.
@@ -148,7 +161,7 @@ private:
       claim.outcome = ring_.wait(claim.slot, claim.version, Clock::now() + std::chrono::seconds(20));
     require(claim.outcome != Outcome::kTimeout, "a wait did not end");
     if (claim.outcome == Outcome::kReady) verify(ring_, claim.slot, key);
-    require(ring_.release(claim.slot), "a reference was lost");
+    require(ring_.release(claim.slot, now_s()), "a reference was lost");
   }
 
   void use_shard(const ucm::Key &key, const Ring::Claim &claim, uint32_t shard) {
@@ -188,11 +201,17 @@ int new_region() {
   return fd;
 }
 
+constexpr ucm::RingRules kRules[] = {
+    {ucm::Policy::kClock, 1}, {ucm::Policy::kFifo, 0}, {ucm::Policy::kSieve, 0}, {ucm::Policy::kLru, 1}};
+
 void run_threads(int seconds) {
-  const int fd = new_region();
-  Ring ring(fd, kSlots, kPayloadBytes, kDigest, {}, kShards);
-  work(ring, 6, 1, Clock::now() + std::chrono::seconds(seconds));
-  check_balances(ring);
+  for (const ucm::RingRules &rules : kRules) {
+    const int fd = new_region();
+    Ring ring(fd, kSlots, kPayloadBytes, kDigest, rules, kShards);
+    work(ring, 6, 1, Clock::now() + std::chrono::milliseconds(250 * seconds));
+    check_balances(ring);
+    close(fd);
+  }
 }
 
 // A descriptor of its own for the same file: locks belong to the open file description.
@@ -223,14 +242,14 @@ void stop(pid_t pid) {
   require(killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0), "a process found a fault");
 }
 
-void run_processes(int seconds) {
+void run_processes(const ucm::RingRules &rules, Clock::time_point end) {
   const int fd = new_region();
-  { Ring(fd, kSlots, kPayloadBytes, kDigest, {}, kShards); }
+  { Ring(fd, kSlots, kPayloadBytes, kDigest, rules, kShards); }
   std::mt19937_64 random(2);
   uint64_t seed = 1;
   std::vector<pid_t> children;
   for (int i = 0; i < 4; ++i) children.push_back(start(fd, seed++));
-  for (const auto end = Clock::now() + std::chrono::seconds(seconds); Clock::now() < end;) {
+  while (Clock::now() < end) {
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 30'000));
     pid_t &victim = children[random() % children.size()];
     stop(victim);
@@ -240,6 +259,11 @@ void run_processes(int seconds) {
   Ring ring(reopen(fd), kSlots, kPayloadBytes, nullptr, {}, kShards);
   require(ring.statistics().reaped > 0, "nobody was reaped");
   check_balances(ring);
+}
+
+void run_processes(int seconds) {
+  for (const ucm::RingRules &rules : kRules)
+    run_processes(rules, Clock::now() + std::chrono::milliseconds(250 * seconds));
 }
 
 // Two keys under one tag that differ in their last word only: the index cannot tell them apart, the slots must.

@@ -122,14 +122,20 @@ class Participant:
         return emptied
 
     def empty_if_idle(self, slot: int) -> Steps:
+        closed = yield from self.close_if_idle(slot)
+        if closed:
+            yield from self.empty(slot)
+        return closed
+
+    def close_if_idle(self, slot: int) -> Steps:
         state = (yield ("load", slot)).state
         if state not in {READY, FAILED} or (yield from self.is_pinned(slot)):
             return False
-        if state == READY and not (yield from self.close_slot(slot)):
-            return False
+        return state == FAILED or (yield from self.close_slot(slot))
+
+    def empty(self, slot: int) -> Steps:
         yield ("index", slot, False)
         yield ("move", slot, EMPTY)
-        return True
 
     def close_slot(self, slot: int) -> Steps:
         yield ("move", slot, CLOSING)
@@ -183,6 +189,55 @@ class Participant:
             held = (yield from self.insert(key, slot)) if slot != NOBODY else None
         yield from self.leave()
         return held
+
+    def claim_whole(self, keys: tuple[int, int]) -> Steps:
+        """Both keys or none: what `insert` says of each; None where one is there or no room for all."""
+        if not (yield from self.enter()):
+            return None
+        there = False
+        for key in keys:
+            held = yield from self.pin_or_forget(key)
+            if held:
+                there = True
+                yield ("unpin", held[0])
+        del held
+        claims = None if there else (yield from self.admit_whole(keys))
+        yield from self.leave()
+        return claims
+
+    def admit_whole(self, keys: tuple[int, int]) -> Steps:
+        room = yield from self.find_room()
+        if len(room) < len(keys):
+            yield from self.restore(room)
+            dead = yield from self.reap_dead()
+            room = (yield from self.find_room()) if dead else ()
+            if len(room) < len(keys):
+                yield from self.restore(room)
+                return None
+        for slot in room:
+            if (yield ("load", slot)).state != EMPTY:
+                yield from self.empty(slot)
+        first = yield from self.insert(keys[0], room[0])
+        return first, (yield from self.insert(keys[1], room[1]))
+
+    def find_room(self) -> Steps:
+        """Slots that are free, then those that can be closed: they go when it is certain that all do."""
+        room: tuple[int, ...] = ()
+        while (slot := (yield ("pop_free",))) != NOBODY:
+            room = (*room, slot)
+        first = yield ("choose", *SLOTS)
+        for slot in (first, 1 - first):
+            if slot not in room and (yield from self.close_if_idle(slot)):
+                room = (*room, slot)
+        return room
+
+    def restore(self, room: tuple[int, ...]) -> Steps:
+        for slot in room:
+            state = (yield ("load", slot)).state
+            if state == CLOSING:
+                yield ("move", slot, READY)
+            if state == EMPTY:
+                yield ("push_free", slot)
 
     def abort(self, slot: int, version: int) -> Steps:
         locked = yield from self.enter()
@@ -262,6 +317,16 @@ class Participant:
         if outcome == READY:
             yield from self.read(slot, key)
         if outcome:
+            yield ("unpin", slot)
+
+    def reserve(self, key: int) -> Program:
+        """Claim two keys or none, fill and publish both."""
+        claims = yield from self.claim_whole((key, key + 1))
+        for place in range(len(claims or ())):
+            slot, _, version = claims[place]
+            yield ("write", slot, 0, key + place)
+            yield ("write", slot, 1, key + place)
+            yield from self.publish(slot, version)
             yield ("unpin", slot)
 
     def settle(self, slot: int, key: int, version: int) -> Steps:

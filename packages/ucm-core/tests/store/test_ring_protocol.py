@@ -49,10 +49,12 @@ SCENARIOS = [
     Scenario((1, 2), (("fetch", 1), ("visit", 3), ("visit", 3))),  # a reader, and evictors
     Scenario((1, 2), (("lookup", 1), ("visit", 3), ("visit", 3))),
     Scenario((1, 2), (("fetch", 1), ("visit", 3), ("arrive", 1))),
+    Scenario((1, 2), (("fetch", 1), ("fetch", 2), ("reserve", 3))),  # victims that may be restored
 ]
 LONGER = [
     Scenario((1, 2), (("visit", 1), ("visit", 3), ("visit", 4))),
     Scenario((1, 2), (("visit", 1), ("visit", 1), ("visit", 3))),
+    Scenario((1, 2), (("fetch", 1), ("reserve", 3), ("visit", 3))),
     Scenario((1,), (("visit", 1), ("visit", 2), ("visit", 3))),
     Scenario((), (("visit", 1), ("visit", 2), ("visit", 3))),
     Scenario((1, 2), (("drop", 1), ("visit", 3), ("visit", 1))),
@@ -234,6 +236,12 @@ class KeysALoadingSlot(Participant):
         yield ("write_key", slot, key)
 
 
+class RestoresNothing(Participant):
+    def restore(self, room: tuple[int, ...]) -> Steps:
+        return None
+        yield
+
+
 class AbandonsTheLock(Participant):
     def leave(self) -> Steps:
         return None
@@ -247,6 +255,7 @@ class NoVersions(RingWorld):
 
 
 EVICTED = Scenario((1, 2), (("fetch", 1), ("visit", 3)))
+RESTORED = Scenario((1, 2), (("fetch", 1), ("reserve", 3)))
 JOINED = Scenario((), (("visit", 1), ("visit", 1)))
 REPLACED = Scenario((1,), (("fetch", 1), ("visit", 2), ("visit", 3)))
 MISTAKES: list[tuple[type[Participant], Scenario, str]] = [
@@ -269,6 +278,7 @@ MISTAKES: list[tuple[type[Participant], Scenario, str]] = [
     (RepairsWithoutTheIndex, EVICTED, "not in the index"),
     (ClaimsWithoutAThirdLook, JOINED, "stands twice"),
     (KeysALoadingSlot, JOINED, "a key changes in use"),
+    (RestoresNothing, RESTORED, "CLOSING outside an eviction"),
     (AbandonsTheLock, JOINED, "newcomer"),
 ]
 
