@@ -68,7 +68,7 @@ protected:
 
   // A new block joins the line, unless somebody follows it already.
   void line_up(uint32_t slot) {
-    slot_[slot].stamp.store(header_->tick.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    slot_[slot].stamp.store(header_->tick.fetch_add(2, std::memory_order_relaxed) + 2, std::memory_order_relaxed);
     if (!chains_.is_followed(slot)) line_.push_newest(slot);
     UCM_STEP("ring.claim.lined");
   }

@@ -185,7 +185,7 @@ struct Header {
   // Non-zero while somebody is inside the exclusive section. Found non-zero by the next holder of the lock: the
   // last one died in there, and the index and the free stack are rebuilt from the slots.
   std::atomic<uint32_t> dirty;
-  std::atomic<uint32_t> tick;  // slots taken so far, modulo 2^32
+  std::atomic<uint32_t> tick;  // twice the slots taken so far, modulo 2^32: room for hits in between
   LineEnds line;
   uint32_t free_count, reserve_count;  // EMPTY slots below the reserve, and of it
   uint32_t swept_s;  // second in which expired blocks were last looked for

@@ -209,9 +209,14 @@ protected:
   void mark_used(uint32_t slot, Word seen, uint32_t now_s) {
     with_policy(header_->rules.policy, [&](auto policy) {
       if (policy.kMarks) mark_accessed(slot, seen);
-      if (policy.kStamps) slot_[slot].stamp.store(header_->tick.load(std::memory_order_relaxed), std::memory_order_relaxed);
+      if (policy.kStamps) stamp(slot);
     });
     if (ttl_s() != 0 && now_s != 0) renew(slot, now_s);
+  }
+
+  // Later than all that came before, earlier than all that will come.
+  void stamp(uint32_t slot) {
+    slot_[slot].stamp.store(header_->tick.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
 
   void renew(uint32_t slot, uint32_t now_s) {

@@ -270,7 +270,7 @@ protected:
       if (parent != kNoSlot) chains_.list(slot);
     }
     const uint32_t tick = header_->tick.load(std::memory_order_relaxed);
-    const auto age = [&](uint32_t slot) { return tick - slot_[slot].stamp.load(std::memory_order_relaxed); };
+    const auto age = [&](uint32_t slot) { return tick + 1 - slot_[slot].stamp.load(std::memory_order_relaxed); };
     std::sort(filled.begin(), filled.end(), [&](uint32_t one, uint32_t other) { return age(one) > age(other); });
     for (const uint32_t slot : filled)
       if (!chains_.is_followed(slot)) line_.push_newest(slot);

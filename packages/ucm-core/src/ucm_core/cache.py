@@ -35,7 +35,7 @@ from ucm_core.opening import check_grain, retention_policies, settings_of
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spaces import Space, Spaces
 from ucm_core.spec.identity import ModelIdentity
-from ucm_core.spec.keys import Keys, MediaItem, PrefixChain, RequestIdentity, Tokens, object_keys
+from ucm_core.spec.keys import Keys, MediaItem, PrefixChain, RequestIdentity, Tokens, following, object_keys
 from ucm_core.spec.table import RowKind, SpecTable
 from ucm_core.store.absent import ObjectStore
 from ucm_core.store.block import BlockStoreStatistics
@@ -167,14 +167,17 @@ class Cache:
         """
         space = self._spaces.opened()
         sources = {row: self._buffer(row, blocks) for row, blocks in payloads.items()}
-        keys = {}
+        keys, parents = {}, {}
         begins = _begin_blocks(first_block, payloads, known=self._plans)
         for row, blocks in payloads.items():
-            begin = begins[row]
-            keys[row] = space.coordinator.keys(chain, row, begin_block=begin, end_block=begin + len(blocks))
+            begin, end = begins[row], begins[row] + len(blocks)
+            keys[row] = space.coordinator.keys(chain, row, begin_block=begin, end_block=end)
+            parents[row] = space.coordinator.parents(chain, row, begin_block=begin, end_block=end)
             if self._origins is not None:
                 self._origins.remember(chain, self.table.row(row), keys=keys[row], begin_block=begin)
-        tickets = {row: space.stores[row].save(keys[row], sources[row]) for row in payloads}
+        tickets = {
+            row: space.stores[row].save(keys[row], sources[row], parents=parents[row]) for row in payloads
+        }
         for row, ticket in tickets.items():
             ticket.add_done_callback(partial(_note_saved, space.coordinator, row, keys[row]))
         return TicketGroup(tickets)
@@ -205,7 +208,11 @@ class Cache:
         self.touch(verdict)
         if not self.config.prefetch_on_lookup:
             return verdict
-        reads = {row: space.stores[row].prefetch(keys) for row, keys in verdict.keys.items() if len(keys)}
+        reads = {
+            row: space.stores[row].prefetch(keys, parents=self._parents(row, keys))
+            for row, keys in verdict.keys.items()
+            if len(keys)
+        }
         return replace(verdict, prefetch=TicketGroup(reads))
 
     def explain(
@@ -288,7 +295,12 @@ class Cache:
             raise LayoutError(f"rows without a target: {', '.join(lacking)}; nothing was loaded")
         if verdict.prefetch is not None:
             verdict.prefetch.cancel()
-        tickets = TicketGroup({row: space.stores[row].load(keys, targets[row]) for row, keys in rows})
+        tickets = TicketGroup(
+            {
+                row: space.stores[row].load(keys, targets[row], parents=self._parents(row, keys))
+                for row, keys in rows
+            }
+        )
         if verdict.lease is not None:
             tickets.add_done_callback(verdict.lease.release)
         return tickets
@@ -384,6 +396,11 @@ class Cache:
             if not failed:
                 return Loaded(verdict, payloads)
             verdict = space.coordinator.rewind(chain, verdict, failed=failed)
+
+    def _parents(self, row: str, keys: Keys) -> Keys | None:
+        """Of the blocks of a verdict, which follow each other, the one before each."""
+        spec = self.table.row(row)
+        return following(keys) if spec.kind is RowKind.CHAIN and spec.window is None else None
 
     def _buffer(self, row: str, blocks: Payloads) -> BufferBlocks:
         if row not in self._plans:

@@ -235,7 +235,7 @@ class ModelRing:
     def line_up(self, slots: list[int]) -> None:
         """New blocks, the tail first."""
         for slot in reversed(slots):
-            self.tick += 1
+            self.tick += 2
             self.at(slot).stamp = self.tick
             if not self.followers(slot):
                 self.line.append(slot)
@@ -275,7 +275,7 @@ class ModelRing:
         """What every policy remembers of a hit."""
         self.at(slot).accessed = self.policy in ("clock", "sieve") or self.at(slot).accessed
         if self.policy == "lru":
-            self.at(slot).stamp = self.tick
+            self.at(slot).stamp = self.tick + 1
         self.at(slot).deadline_s = self.now_s + self.ttl_s
 
     # -- how they go

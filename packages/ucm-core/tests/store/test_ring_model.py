@@ -13,6 +13,7 @@ from rings import expected_payload, key, keys, parent_keys, payload, private_rin
 
 from ucm_core.ops.config import RingPolicy
 from ucm_core.store import ring as ring_module
+from ucm_core.store.anchors import Anchors
 from ucm_core.store.ring import Outcome, RingOptions
 
 numbers = st.integers(0, 47)
@@ -36,6 +37,7 @@ class RingMachine(RuleBasedStateMachine):
         ring_module._shared_clock_s = lambda: self.model.now_s  # a clock that the test turns
         self.model = ModelRing(self.slots, policy, ttl_s)
         self.ring = private_ring(self.slots, options=RingOptions(policy, ttl_s))
+        self.ring._anchors = Anchors(capacity=0)  # the model is of what processes share
 
     @rule(target=owned, numbers=batches, chained=st.booleans(), whole=st.booleans(), demand=st.booleans())
     def claim_and_keep_what_is_owned(self, numbers: list[int], **how: bool) -> Any:

@@ -28,7 +28,7 @@ from ucm_core.coordinator.shelf import Shelf
 from ucm_core.coordinator.soon import Soon
 from ucm_core.coordinator.survey import Survey
 from ucm_core.errors import SpecError, shown
-from ucm_core.spec.keys import Keys, PrefixChain
+from ucm_core.spec.keys import Keys, PrefixChain, following
 from ucm_core.spec.rows import MAX_NUMBER
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 
@@ -221,6 +221,17 @@ class Coordinator:
             _check_block(row_name, block)
         self._check_grain(chain)
         return shelf.block_keys(chain, begin=int(begin_block), end=int(end_block))
+
+    def parents(self, chain: PrefixChain, row_name: str, *, begin_block: int, end_block: int) -> Keys | None:
+        """For the blocks of `keys` those of the blocks before them, zeros where there is none.
+
+        None: no block of this row needs the one before it (a window, a state).
+        """
+        row = self._shelf(row_name).row
+        if row.kind is not RowKind.CHAIN or row.window is not None:
+            return None
+        keys = self.keys(chain, row_name, begin_block=max(begin_block - 1, 0), end_block=end_block)
+        return keys[:-1] if begin_block else following(keys)
 
     def missing(self, chain: PrefixChain, row_name: str, *, begin_block: int, end_block: int) -> Mask:
         """Return which of the blocks ``[begin_block, end_block)`` are still to be stored, ``bool[n]``.

@@ -45,6 +45,7 @@ __all__ = [
     "PrefixChain",
     "RequestIdentity",
     "Tokens",
+    "following",
     "object_keys",
     "row_seed",
 ]
@@ -399,6 +400,11 @@ def _from_sequence(tokens: Any) -> npt.NDArray[Any]:
         with contextlib.suppress(OverflowError):
             return np.frombuffer(array(typecode, tokens), typecode)
     return np.frombuffer(array("Q", tokens), np.uint64)
+
+
+def following(keys: Keys) -> Keys:
+    """For each of ``keys``, which follow each other, the one before it, zeros first: ``uint8[n, 32]``."""
+    return np.concatenate([np.zeros((1, 32), dtype=np.uint8), keys])[: len(keys)]
 
 
 def _with_capacity(items: npt.NDArray[Any], used: int, needed: int) -> npt.NDArray[Any]:

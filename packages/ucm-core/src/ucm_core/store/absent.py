@@ -35,13 +35,15 @@ class ObjectStore(Protocol):
     def lookup_prefix(self, keys: Keys) -> int:
         """How many leading keys are there."""
 
-    def load(self, keys: Keys, target: BlockTarget) -> Ticket:
+    def load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> Ticket:
         """Bring objects to ``target``."""
 
-    def prefetch(self, keys: Keys) -> Ticket:
+    def prefetch(self, keys: Keys, *, parents: Keys | None = None) -> Ticket:
         """Bring objects into the ring."""
 
-    def save(self, keys: Keys, source: BlockSource, *, gather_inline: bool = True) -> Ticket:
+    def save(
+        self, keys: Keys, source: BlockSource, *, gather_inline: bool = True, parents: Keys | None = None
+    ) -> Ticket:
         """Keep objects of ``source``."""
 
     def reserve(self, key: Keys) -> Donation | None:
@@ -95,11 +97,11 @@ class AbsentStore:
         """None."""
         return 0
 
-    def load(self, keys: Keys, target: BlockTarget) -> Ticket:  # noqa: ARG002 - as above
+    def load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> Ticket:  # noqa: ARG002 - as above
         """All ``MISS``."""
         return self._settled("load", keys, ResultCode.MISS)
 
-    def prefetch(self, keys: Keys) -> Ticket:
+    def prefetch(self, keys: Keys, *, parents: Keys | None = None) -> Ticket:  # noqa: ARG002 - as above
         """All ``MISS``."""
         return self._settled("prefetch", keys, ResultCode.MISS)
 
@@ -109,6 +111,7 @@ class AbsentStore:
         source: BlockSource,  # noqa: ARG002 - as above
         *,
         gather_inline: bool = True,  # noqa: ARG002 - as above
+        parents: Keys | None = None,  # noqa: ARG002 - as above
     ) -> Ticket:
         """All ``UNAVAILABLE``; nothing is gathered."""
         return self._settled("save", keys, ResultCode.UNAVAILABLE)

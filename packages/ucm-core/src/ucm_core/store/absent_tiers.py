@@ -29,7 +29,7 @@ class NoRing:
         """None is there."""
         return np.zeros(len(keys), dtype=np.uint8)
 
-    def claim(self, keys: Keys) -> Claims:
+    def claim(self, keys: Keys, parents: Keys | None = None, *, demand: bool = False) -> Claims:  # noqa: ARG002
         """All ``NO_SPACE``."""
         return _without_slots(len(keys), Outcome.NO_SPACE)
 

@@ -110,14 +110,17 @@ class BlockStore:
                 return begin + int(found.argmin())
         return len(keys)
 
-    def load(self, keys: Keys, target: BlockTarget) -> Ticket:
+    def load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> Ticket:
         """Bring the payloads of ``keys`` to ``target``; object ``i`` of the batch is ``keys[i]``.
+
+        ``parents``, here and below: for each key that of the block before it in its prefix, zeros where it
+        has none, so that the ring keeps the head of a prefix longest (`ucm_core.store.ring.Ring.claim`).
 
         Returns at once. ``target.scatter`` runs on I/O threads until the ticket is done, and before this
         returns for a small batch that the ring holds whole; never for an object that failed. The target's
         memory must live until the ticket is done, and what failed must not be used.
         """
-        order = self._order(keys, target)
+        order = self._order(keys, target, parents)
         times = 1
         if self._holds(order):
             if self._load_inline(order):
@@ -125,19 +128,21 @@ class BlockStore:
             times = COPY_CHUNKS
         return self._start(order, Priority.LOAD, load_chunk, times=times)
 
-    def prefetch(self, keys: Keys) -> Ticket:
+    def prefetch(self, keys: Keys, *, parents: Keys | None = None) -> Ticket:
         """Bring ``keys`` into the ring, so that a later load finds them there.
 
         Gives way to loads, and gives up where the ring has no room. ``cancel`` of the ticket ends it before
         its next piece. ``OK`` = in the ring, or on the way there by somebody else.
         """
-        order = self._order(keys, None)
+        order = self._order(keys, None, parents)
         if self._holds(order):
             order.ticket.settle(np.arange(order.batch.count), ResultCode.OK)
             return order.ticket
         return self._start(order, Priority.PREFETCH, prefetch_chunk)
 
-    def save(self, keys: Keys, source: BlockSource, *, gather_inline: bool = True) -> Ticket:
+    def save(
+        self, keys: Keys, source: BlockSource, *, gather_inline: bool = True, parents: Keys | None = None
+    ) -> Ticket:
         """Keep the payloads of ``source`` under ``keys``; what is present is ``OK`` at once and not gathered.
 
         With ``gather_inline`` every gather is over when this returns (the source's memory may be used again,
@@ -145,7 +150,7 @@ class BlockStore:
         for room in the ring at most ``save_wait_s``; what finds none is ``NO_SPACE``. A file that cannot be
         written shows in the ticket's durable results, while the ring still serves the object.
         """
-        batch = KeyBatch(keys)
+        batch = KeyBatch(keys, parents)
         ticket = Ticket(batch.count, self.geometry.shards, durable=True)
         save = Save(self._tiers, self._writer, batch, ticket, source=source)
         everything = np.arange(batch.count)
@@ -301,8 +306,8 @@ class BlockStore:
             return entered and bool(self._tiers.ring.lookup(order.batch.keys).all())
         return False
 
-    def _order(self, keys: Keys, target: BlockTarget | None) -> LoadOrder:
-        batch = KeyBatch(keys)
+    def _order(self, keys: Keys, target: BlockTarget | None, parents: Keys | None) -> LoadOrder:
+        batch = KeyBatch(keys, parents)
         ticket = Ticket(batch.count, self.geometry.shards, durable=False)
         return LoadOrder(batch, ticket, target, lambda: self._revoked)
 

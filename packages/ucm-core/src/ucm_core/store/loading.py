@@ -16,7 +16,6 @@ import numpy.typing as npt
 from ucm_core.flow.copy import BlockTarget
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
-from ucm_core.spec.keys import Keys
 from ucm_core.store.held import HeldSlots
 from ucm_core.store.payloads import PrivateMemory
 from ucm_core.store.ring import Claims, Outcome
@@ -61,7 +60,7 @@ def load_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
         return
     if deliver_resident(tiers, order, ids=ids):
         return
-    with HeldSlots(tiers.ring, _claim(tiers, order.batch.keys[ids])) as held:
+    with HeldSlots(tiers.ring, _claim(tiers, order, ids)) as held:
         chunk = _Chunk(tiers, order, ids, held)
         chunk.deliver(held.places(Outcome.READY), "ring")
         chunk.read(held.places(Outcome.OWNER))
@@ -80,7 +79,7 @@ def prefetch_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
     if order.cancelled:
         order.batch.settle(order.ticket, ids, codes=ResultCode.CANCELLED)
         return
-    with HeldSlots(tiers.ring, _claim(tiers, order.batch.keys[ids])) as held:
+    with HeldSlots(tiers.ring, _claim(tiers, order, ids)) as held:
         chunk = _Chunk(tiers, order, ids, held)
         chunk.read(held.places(Outcome.OWNER))
         for outcome, code in _PREFETCHED.items():
@@ -95,9 +94,12 @@ _PREFETCHED = {
 }
 
 
-def _claim(tiers: Tiers, keys: Keys) -> Claims:
+def _claim(tiers: Tiers, order: LoadOrder, ids: Int64s) -> Claims:
     """Slots of what is there, and slots to fill; without files nothing could fill them, so none is taken."""
-    return tiers.ring.claim(keys) if tiers.files.keeps else tiers.ring.pin(keys)
+    keys = order.batch.keys[ids]
+    if not tiers.files.keeps:
+        return tiers.ring.pin(keys)
+    return tiers.ring.claim(keys, order.batch.parents(ids), demand=order.target is not None)
 
 
 def deliver_resident(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> bool:

@@ -53,6 +53,7 @@ from ucm_core.errors import ClosedError, NoSpace, StoreError
 from ucm_core.ops.config import RingPolicy
 from ucm_core.spec.keys import Keys
 from ucm_core.store import huge_pages, region
+from ucm_core.store.anchors import Anchors
 
 Slots = npt.NDArray[np.int32]
 Versions = npt.NDArray[np.uint32]
@@ -170,6 +171,7 @@ class Ring:
     def __init__(self, native: _native.Ring, path: Path | None) -> None:
         self._native = native
         self._expires = native.ttl_s > 0
+        self._anchors = Anchors()
         self._close = weakref.finalize(self, _leave, native, path, os.getpid())
         _open_here.add(native)
 
@@ -242,6 +244,7 @@ class Ring:
 
         ``parents``, ``uint8[n, 32]``: for each key that of the block before it in its prefix, all zeros where
         it has none. While a block is followed by another in the ring it is not evicted, whoever named them.
+        A parent for which this process found no room stands for the last one before it that had some.
         No key of a batch evicts another, nor what one follows. A key that stands twice in it is OWNER, then
         LOADING at the same slot.
 
@@ -249,8 +252,11 @@ class Ring:
         there as before. ``demand``: somebody waits for the bytes. Other claims leave a sixteenth of the slots
         empty for those.
         """
-        before = None if parents is None else np.ascontiguousarray(parents)
-        return Claims(*self._native.claim(np.ascontiguousarray(keys), before, self._now_s(), whole, demand))
+        before = None if parents is None else self._anchors.of(np.ascontiguousarray(parents))
+        claims = Claims(*self._native.claim(np.ascontiguousarray(keys), before, self._now_s(), whole, demand))
+        if parents is not None:
+            self._anchors.note(keys, parents, refused=claims.outcome == Outcome.NO_SPACE)
+        return claims
 
     def pin(self, keys: Keys) -> Claims:
         """Take a reference on every key that is there or coming; others are ABSENT.

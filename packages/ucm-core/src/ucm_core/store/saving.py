@@ -13,7 +13,7 @@ from ucm_core.flow.ticket import Codes, ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.store.held import HeldSlots
 from ucm_core.store.payloads import Payloads, SlotPayloads
-from ucm_core.store.ring import Outcome
+from ucm_core.store.ring import Claims, Outcome
 from ucm_core.store.tiers import Int64s, KeyBatch, Tiers, copy_each, count_failures
 from ucm_core.store.writing import Writer
 
@@ -91,7 +91,7 @@ class Save:
 
     def _wave(self, ids: Int64s) -> _Left:
         """Save what gets a slot, or what somebody else saves meanwhile."""
-        with HeldSlots(self._tiers.ring, self._tiers.ring.claim(self._batch.keys[ids])) as held:
+        with HeldSlots(self._tiers.ring, self._claim(ids)) as held:
             owned = held.places(Outcome.OWNER)
             good = self._fill(ids, held, owned)
             loading = held.places(Outcome.LOADING)
@@ -135,6 +135,9 @@ class Save:
         good = np.flatnonzero(codes == ResultCode.OK)
         self._write(mine[good], payloads.part(good))
         return ids[mine.size :]
+
+    def _claim(self, ids: Int64s) -> Claims:
+        return self._tiers.ring.claim(self._batch.keys[ids], self._batch.parents(ids))
 
     def _gather(self, ids: Int64s, address: Int64s) -> Codes:
         """Gather whole payloads; INVALID where the source could not give one."""

@@ -106,8 +106,10 @@ class KeyBatch:
     [0, 2]
     """
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, parents: Keys | None = None) -> None:
         check_keys(keys)
+        if parents is not None and parents.shape != keys.shape:
+            raise ValueError(f"{len(keys)} keys and {len(parents)} parents; need one for each")
         raw = keys.tobytes()
         each = [raw[begin : begin + 32] for begin in range(0, len(raw), 32)]
         self.count = len(each)
@@ -117,6 +119,11 @@ class KeyBatch:
         self.keys: Keys = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 32)
         if self._repeats:
             self._find_repeats(each)
+        self._parents = None if parents is None else parents[self.first]
+
+    def parents(self, ids: Int64s) -> Keys | None:
+        """For the distinct keys ``ids`` the keys of the blocks before them, as `Ring.claim` takes them."""
+        return None if self._parents is None else self._parents[ids]
 
     def _find_repeats(self, each: list[bytes]) -> None:
         numbers = {name: number for number, name in enumerate(self.names)}

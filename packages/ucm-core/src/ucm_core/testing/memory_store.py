@@ -49,7 +49,7 @@ class MemoryStore:
         """How many leading keys are there."""
         return [*self.lookup(keys).tolist(), False].index(False)
 
-    def load(self, keys: Keys, target: BlockTarget) -> Ticket:
+    def load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> Ticket:  # noqa: ARG002
         """Copy one object after the other to ``target``."""
         ticket = self._ticket(keys, durable=False)
         for place, name in enumerate(() if ticket.done else _names(keys)):
@@ -58,13 +58,20 @@ class MemoryStore:
             ticket.settle([place], code)
         return ticket
 
-    def prefetch(self, keys: Keys) -> Ticket:
+    def prefetch(self, keys: Keys, *, parents: Keys | None = None) -> Ticket:  # noqa: ARG002
         """Say which of the keys are there."""
         ticket = self._ticket(keys, durable=False)
         ticket.settle(np.arange(len(keys)), np.where(self.lookup(keys), ResultCode.OK, ResultCode.MISS))
         return ticket
 
-    def save(self, keys: Keys, source: BlockSource, *, gather_inline: bool = True) -> Ticket:  # noqa: ARG002
+    def save(
+        self,
+        keys: Keys,
+        source: BlockSource,
+        *,
+        gather_inline: bool = True,  # noqa: ARG002
+        parents: Keys | None = None,  # noqa: ARG002
+    ) -> Ticket:
         """Copy one object after the other out of ``source``; a present one is not gathered."""
         ticket, codes = self._ticket(keys, durable=True), dict[bytes, int]()
         for place, name in enumerate(_names(keys)):
