@@ -26,6 +26,7 @@ NUMBERS = {
     "fdatasync": 75,
     "preadv": 295,
     "pwritev": 296,
+    "pwrite64": 18,
     "io_uring_setup": 425,
     "io_uring_enter": 426,
 }

@@ -166,6 +166,22 @@ def test_something_else_in_an_objects_place_is_a_miss(kind, shelf, tmp_path_fact
     assert outside.stat().st_size == SIZE
 
 
+def test_nine_bad_ones_fail_and_the_good_one_of_their_batch_is_served(shelf, tmp_path_factory, monkeypatch):
+    keys = make_keys(10, seed=1)
+    shelf.write(keys)
+    outside = tmp_path_factory.mktemp("outside") / "object"
+    outside.write_bytes(shelf.file(keys[0]).read_bytes())
+    for key, size in zip(keys, [0, 1, SIZE - 1, SIZE + 1], strict=False):
+        os.truncate(shelf.file(key), size)
+    for key, kind in zip(keys[4:], ["directory", "link", "dangling link", "pipe", "socket"], strict=False):
+        shelf.file(key).unlink()
+        put_in_place(kind, shelf.file(key), outside, monkeypatch)
+    assert shelf.read(keys) == [CORRUPT] * 9 + [OK]
+    assert shelf.read(keys) == [MISS] * 9 + [OK]
+    assert shelf.write(keys) == [OK] * 10
+    assert shelf.read(keys) == [OK] * 10
+
+
 def put_in_place(kind, path, outside, monkeypatch) -> None:
     if kind == "directory":
         path.mkdir()

@@ -11,10 +11,11 @@ import signal
 import numpy as np
 import pytest
 from kernel_errors import failing
-from objects import GEOMETRY, Payloads, make_keys, make_tier, open_shelf
+from objects import GEOMETRY, Payloads, Shelf, make_keys, make_tier, open_shelf
 
 from ucm_core.flow.ticket import ResultCode
 from ucm_core.ops import metrics
+from ucm_core.store.geometry import Geometry
 from ucm_core.store.root import CacheRoot
 
 OK, UNAVAILABLE, NO_SPACE = ResultCode.OK, ResultCode.UNAVAILABLE, ResultCode.NO_SPACE
@@ -106,6 +107,31 @@ def test_a_file_system_that_refuses_direct_access_is_used_buffered(tmp_path, cap
     assert not tier.read(keys, payloads.addresses).any()
     assert list(tmp_path.rglob("*.tmp")) == []
     root.close()
+
+
+def test_direct_access_that_open_takes_and_the_first_write_refuses_is_not_used(tmp_path, caplog):
+    """The probe writes a page (third argument 4096); counters of 8 bytes are written all the same."""
+    with caplog.at_level(logging.INFO, logger="ucm_core.store"):
+        root = failing("pwrite64", errno.EINVAL, lambda: CacheRoot(tmp_path).open(), flags=4096)
+    assert (root.available, root.direct) == (True, False)
+    assert sum("buffered" in record.message for record in caplog.records) == 1
+    shelf = Shelf(root, make_tier(root))
+    assert shelf.write(make_keys(2)) + shelf.read(make_keys(2)) == [OK] * 4
+    assert list(tmp_path.rglob("*.tmp")) == []
+    root.close()
+
+
+def test_units_that_are_no_multiple_of_a_page_go_past_the_page_cache_too(tmp_path):
+    """3,098,112 bytes are 6,051 sectors of 512 and no whole number of pages; padded, they are 757."""
+    geometry = Geometry(2, 3_098_112)
+    shelf, keys = open_shelf(tmp_path, geometry=geometry), make_keys(1)
+    payloads, into = (Payloads(1, geometry=geometry, seed=seed) for seed in (0, None))
+    assert shelf.root.direct
+    assert shelf.tier.write(keys, payloads.addresses).tolist() == [OK]
+    assert shelf.file(keys[0]).stat().st_size == 4096 + 2 * 757 * 4096
+    assert shelf.tier.read(keys, into.addresses).tolist() == [[OK, OK]]
+    np.testing.assert_array_equal(into.bytes, payloads.bytes)
+    shelf.root.close()
 
 
 def test_direct_access_that_is_refused_later_falls_back(shelf):
