@@ -27,6 +27,7 @@ from ucm_core.store import region
 from ucm_core.store.block import BlockStore
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.names import MANIFEST
+from ucm_core.store.ring import Claims, Ring
 from ucm_core.store.root import CacheRoot
 from ucm_core.store.tiers import StoreLimits
 from ucm_core.store.usage import object_bytes
@@ -223,12 +224,33 @@ def shards(actor: Actor) -> None:
     ring, numbers = actor.store._tiers.ring, actor.mine[:2]
     claims = ring.claim(keys_of(*numbers))
     ring.wait(claims.slots, claims.version, timeout_s=0.01, shard=0)
-    for address, content in zip(ring.addresses(claims.slots), payloads_of(GEOMETRY, *numbers), strict=True):
-        ctypes.memmove(int(address), content.ctypes.data, content.nbytes)
+    _fill(ring, claims, numbers)
     for shard in range(ring.shards):
         ring.publish_shards(claims.slots, claims.version, begin=shard, end=shard + 1)
     ring.release(claims.slots)
     actor.load(*numbers)
+
+
+def chain(actor: Actor) -> None:
+    """A batch that cannot be admitted whole puts its victims back; then blocks that follow each other."""
+    actor.open()
+    actor.save(*actor.mine[:7])
+    ring = actor.store._tiers.ring
+    with actor.store.pin(keys_of(*OLD)):
+        refused = ring.claim(keys_of(*actor.mine[7:]), whole=True)
+        ring.release(refused.slots[refused.slots >= 0])
+    numbers = actor.mine[8:11]
+    keys = keys_of(*numbers)
+    claims = ring.claim(keys, np.concatenate([np.zeros_like(keys[:1]), keys[:-1]]))
+    _fill(ring, claims, numbers)
+    ring.publish(claims.slots)
+    ring.release(claims.slots)
+    actor.load(*numbers)
+
+
+def _fill(ring: Ring, claims: Claims, numbers: tuple[int, ...]) -> None:
+    for address, content in zip(ring.addresses(claims.slots), payloads_of(GEOMETRY, *numbers), strict=True):
+        ctypes.memmove(int(address), content.ctypes.data, content.nbytes)
 
 
 def collect(actor: Actor) -> None:
@@ -304,6 +326,7 @@ SCENARIOS = {
     "empty": Scenario(empty, steps=("ring.index.", "ring.evict.", "call.unlink")),
     "crowd": Scenario(evict, crowded=True, stirred=True, steps=("ring.",)),
     "wait": Scenario(wait),
+    "chain": Scenario(chain, crowded=True, steps=("ring.",)),
     "shards": Scenario(shards, steps=("ring.",)),
     "collect": Scenario(collect, collects=True),
     "touch": Scenario(touch),
