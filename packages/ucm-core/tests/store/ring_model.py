@@ -146,7 +146,9 @@ class ModelRing:
     def admit(
         self, keys: list[str], answers: list[Answer], taken: list[int], parents: dict[str, str]
     ) -> list[Answer]:
-        """Put the absent keys into the slots that were found for them."""
+        """Put the absent keys into the slots that were found for them; what is all there stays as it is."""
+        if all(slot >= 0 for slot, _ in answers):
+            return answers
         absent = [i for i, (_, outcome) in enumerate(answers) if outcome is Outcome.ABSENT]
         for i, slot in zip(absent, taken + [-1] * len(absent), strict=False):
             answers[i] = self.insert(keys[i], slot)
