@@ -152,8 +152,9 @@ def test_idle_threads_use_no_processor_and_end_at_close() -> None:
 
 
 def test_giving_way_runs_the_queued_loads_here_and_nothing_else() -> None:
-    pool, gate, order = IoPool(1), threading.Event(), []
-    pool.submit(Priority.LOAD, lambda: gate.wait(WAIT_S) and None)
+    pool, busy, gate, order = IoPool(1), threading.Event(), threading.Event(), []
+    pool.submit(Priority.LOAD, lambda: (busy.set(), gate.wait(WAIT_S), None)[2])
+    assert busy.wait(WAIT_S)
     for name, priority in (("write", 2), ("load", 0), ("prefetch", 1), ("second load", 0)):
         pool.submit(Priority(priority), lambda name=name: order.append((name, threading.get_ident())))
     pool.give_way()
