@@ -6,7 +6,8 @@
                               /.left                            of a past generation
                               /<row slug>/<3 hex>/<32 hex>.<segment>              an object
                                                  /.<writer: 32 hex>.<n>.tmp       a write under way
-    <root>/.writers/<writer: 32 hex>    .usage    .generations/<64 hex>
+    <root>/.writers/<writer: 32 hex>    .generations/<64 hex>    .digests/<32 hex>.json
+    <root>/.usage    .collector
 """
 
 from __future__ import annotations

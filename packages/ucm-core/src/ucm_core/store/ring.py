@@ -15,7 +15,7 @@ Who goes when a claim needs room? First what has expired (`RingOptions.ttl_s`) o
 policy names. Under every policy a block goes only when nobody references it and no other block in the ring
 follows it (`Ring.claim` says who follows whom), so a prefix goes from its tail, and one that outgrows the
 ring keeps its head: the rest gets NO_SPACE. Of a batch whose keys name no parents the tail goes first. A
-block is asked to go when its turn comes in the line, in order of arrival; one whose last follower has gone
+block is asked to go when its turn comes in the line, in order of arrival; one that nothing follows any more
 comes to the front. What is referenced when its turn comes waits for another. A hit is a claim, pin or touch
 of a key that is there.
 
