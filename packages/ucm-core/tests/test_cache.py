@@ -162,16 +162,19 @@ def test_a_gone_block_shortens_the_load_and_the_next_verdict(root: Path) -> None
         assert resume(cache) == 7 * GRAIN
 
 
-def test_a_damaged_block_is_healed_by_the_next_save(root: Path) -> None:
+def test_a_damaged_block_is_promised_once_and_healed_by_the_next_save(root: Path) -> None:  # case C-34
     with open_cache(root) as writer:
         fill(writer)
-    damaged = sorted(object_files(root))[0]
-    data = bytearray(damaged.read_bytes())
-    data[5000] ^= 1
-    damaged.write_bytes(data)
     with open_cache(root) as cache:
         chain = cache.chain([*TOKENS, 7])
-        assert cache.load(chain, cache.resolve(chain)).resume_tokens < 8 * GRAIN
+        verdict = cache.resolve(chain)
+        name = verdict.keys["full"][4].tobytes()[:16].hex()
+        damaged = next(path for path in object_files(root) if path.name.startswith(name))
+        data = bytearray(damaged.read_bytes())
+        data[5000] ^= 1
+        damaged.write_bytes(data)
+        promised = [verdict.hit.resume_tokens, cache.load(chain, verdict).resume_tokens, resume(cache)]
+        assert promised == [8 * GRAIN, 4 * GRAIN, 4 * GRAIN]
         assert not damaged.exists()
         fill(cache)
         assert damaged.exists()

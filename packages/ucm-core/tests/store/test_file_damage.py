@@ -74,7 +74,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("position", [*FIELDS.values(), *PLACES.values(), 4096 + 8192, SIZE - 1])
-def test_one_flipped_bit_is_a_miss(position, shelf):
+def test_one_flipped_bit_is_a_miss(position, shelf):  # case C-57
     flip(shelf.file(make_keys(3)[1]), position)
     assert_healed(shelf, make_keys(3)[1])
 
@@ -99,14 +99,14 @@ def test_any_flipped_bit_is_a_miss_padding_included(padded_shelf, position, bit)
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, SIZE - 1, SIZE + 1, 10 * SIZE])
-def test_a_wrong_size_is_a_miss(size, shelf):
+def test_a_wrong_size_is_a_miss(size, shelf):  # case C-56
     key = make_keys(3)[1]
     os.truncate(shelf.file(key), size)
     assert shelf.tier.exist(make_keys(3)).tolist() == [True, False, True]
     assert_healed(shelf, key)
 
 
-def test_lookup_and_the_next_write_agree_about_a_short_file(shelf):
+def test_lookup_and_the_next_write_agree_about_a_short_file(shelf):  # case C-55
     key = make_keys(3)[1]
     os.truncate(shelf.file(key), SIZE - 1)
     assert shelf.write(key[None]) == [OK]
@@ -114,17 +114,19 @@ def test_lookup_and_the_next_write_agree_about_a_short_file(shelf):
     assert shelf.read_one(key)[0] == OK
 
 
-def test_two_files_that_changed_places_are_two_misses(shelf):
+def test_two_files_that_changed_places_are_two_misses(shelf):  # case C-57
     first, second = (shelf.file(key) for key in make_keys(3)[:2])
     spare = first.with_name("spare")
     first.rename(spare)
     second.rename(first)
     spare.rename(second)
+    before = dropped()
     assert shelf.read(make_keys(3)) == [CORRUPT, CORRUPT, OK]
+    assert dropped() == before + 2
     assert shelf.read(make_keys(3)) == [MISS, MISS, OK]
 
 
-def test_a_copy_under_another_keys_name_is_a_miss(shelf):
+def test_a_copy_under_another_keys_name_is_a_miss(shelf):  # case C-57
     keys = make_keys(3)
     shelf.file(keys[1]).write_bytes(shelf.file(keys[0]).read_bytes())
     assert_healed(shelf, keys[1])
@@ -156,6 +158,7 @@ def test_a_key_that_shares_only_its_name_is_a_miss_and_harms_nothing(shelf):
 
 @pytest.mark.parametrize("kind", ["directory", "link", "pipe", "dangling link", "socket"])
 def test_something_else_in_an_objects_place_is_a_miss(kind, shelf, tmp_path_factory, monkeypatch):
+    """C-56: the worker lives, nothing behind a link is touched, the rest of the batch is served."""
     key = make_keys(3)[1]
     outside = tmp_path_factory.mktemp("outside") / "object"
     outside.write_bytes(shelf.file(key).read_bytes())
@@ -167,6 +170,7 @@ def test_something_else_in_an_objects_place_is_a_miss(kind, shelf, tmp_path_fact
 
 
 def test_nine_bad_ones_fail_and_the_good_one_of_their_batch_is_served(shelf, tmp_path_factory, monkeypatch):
+    """C-56, the whole batch."""
     keys = make_keys(10, seed=1)
     shelf.write(keys)
     outside = tmp_path_factory.mktemp("outside") / "object"

@@ -30,7 +30,7 @@ def shelf(tmp_path):
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("call", ["preadv", "openat"])
-def test_a_read_that_may_work_later_deletes_nothing(call, error, shelf):
+def test_a_read_that_may_work_later_deletes_nothing(call, error, shelf):  # case C-56
     keys = make_keys(2)
     shelf.write(keys)
     assert failing(call, error, lambda: shelf.read(keys)) == [UNAVAILABLE] * 2
@@ -44,7 +44,7 @@ def test_a_read_that_may_work_later_deletes_nothing(call, error, shelf):
     [("openat", os.O_EXCL), ("pwritev", 0), ("fdatasync", 0), ("renameat", 0)],
 )
 @pytest.mark.parametrize(("error", "code"), [(errno.EIO, UNAVAILABLE), (errno.ENOSPC, NO_SPACE)])
-def test_each_step_of_a_write_can_fail_and_leaves_nothing(call, flags, error, code, shelf):
+def test_each_step_of_a_write_can_fail_and_leaves_nothing(call, flags, error, code, shelf):  # case C-55
     keys = make_keys(2)
     assert failing(call, error, lambda: shelf.write(keys, sync=True), flags=flags) == [code] * 2
     assert not shelf.tier.exist(keys).any()
@@ -95,7 +95,7 @@ def test_a_failure_is_logged_once_per_kind(shelf, caplog):
 # -- direct access
 
 
-def test_a_file_system_that_refuses_direct_access_is_used_buffered(tmp_path, caplog):
+def test_a_file_system_that_refuses_direct_access_is_used_buffered(tmp_path, caplog):  # case C-60
     with caplog.at_level(logging.INFO, logger="ucm_core.store"):
         root = failing("openat", errno.EINVAL, lambda: CacheRoot(tmp_path).open(), flags=os.O_DIRECT)
     assert not root.direct
@@ -110,7 +110,7 @@ def test_a_file_system_that_refuses_direct_access_is_used_buffered(tmp_path, cap
 
 
 def test_direct_access_that_open_takes_and_the_first_write_refuses_is_not_used(tmp_path, caplog):
-    """The probe writes a page (third argument 4096); counters of 8 bytes are written all the same."""
+    """C-60. The probe writes a page (third argument 4096); counters of 8 bytes are written all the same."""
     with caplog.at_level(logging.INFO, logger="ucm_core.store"):
         root = failing("pwrite64", errno.EINVAL, lambda: CacheRoot(tmp_path).open(), flags=4096)
     assert (root.available, root.direct) == (True, False)
@@ -122,7 +122,7 @@ def test_direct_access_that_open_takes_and_the_first_write_refuses_is_not_used(t
 
 
 def test_units_that_are_no_multiple_of_a_page_go_past_the_page_cache_too(tmp_path):
-    """3,098,112 bytes are 6,051 sectors of 512 and no whole number of pages; padded, they are 757."""
+    """C-60: 3,098,112 bytes are 6,051 sectors of 512 and no whole number of pages; padded, they are 757."""
     geometry = Geometry(2, 3_098_112)
     shelf, keys = open_shelf(tmp_path, geometry=geometry), make_keys(1)
     payloads, into = (Payloads(1, geometry=geometry, seed=seed) for seed in (0, None))
@@ -134,7 +134,7 @@ def test_units_that_are_no_multiple_of_a_page_go_past_the_page_cache_too(tmp_pat
     shelf.root.close()
 
 
-def test_direct_access_that_is_refused_later_falls_back(shelf):
+def test_direct_access_that_is_refused_later_falls_back(shelf):  # case C-60
     """The probe went through, then open refuses: each call still works."""
     assert shelf.root.direct
     keys = make_keys(2)
@@ -144,7 +144,7 @@ def test_direct_access_that_is_refused_later_falls_back(shelf):
 
 
 @pytest.mark.parametrize("shift", [1, 8, 512])
-def test_memory_that_is_not_aligned_is_moved_buffered(shift, shelf):
+def test_memory_that_is_not_aligned_is_moved_buffered(shift, shelf):  # case C-60
     """The kernel answers EINVAL to such a transfer with O_DIRECT; nobody notices."""
     payloads, keys = Payloads(2), make_keys(1)
     assert shelf.tier.write(keys, payloads.addresses[:1] + shift).tolist() == [OK]

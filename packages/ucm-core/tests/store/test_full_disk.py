@@ -35,7 +35,7 @@ def may_mount(tmp_path):
         pytest.skip("mounting a small file system needs root")
 
 
-def test_a_full_disk_is_a_refusal_and_what_is_stored_goes_on(tmp_path):
+def test_a_full_disk_is_a_refusal_and_what_is_stored_goes_on(tmp_path):  # case C-59
     told = run_mounted(tmp_path, "size=1m", "fill", tmp_path, UNBOUNDED, 50)
     written = [int(code) for code in told["written"]]
     fits = written.count(OK)
@@ -46,13 +46,13 @@ def test_a_full_disk_is_a_refusal_and_what_is_stored_goes_on(tmp_path):
     assert told["again"] == [str(OK), str(OK)]
 
 
-def test_a_bound_below_the_disk_is_reached_first(tmp_path):
+def test_a_bound_below_the_disk_is_reached_first(tmp_path):  # case C-59
     told = run_mounted(tmp_path, "size=1m", "fill", tmp_path, 10 * GEOMETRY.object_bytes, 15)
     assert [int(code) for code in told["written"]] == [OK] * 10 + [NO_SPACE] * 5
     assert told["again"] == [str(OK), str(OK)]
 
 
-def test_below_the_disk_the_collector_makes_room_for_ever(tmp_path):
+def test_below_the_disk_the_collector_makes_room_for_ever(tmp_path):  # case C-59
     told = run_mounted(tmp_path, "size=1m", "fill_and_collect", tmp_path, 20 * GEOMETRY.object_bytes, 60)
     assert [int(code) for code in told["written"]] == [OK] * 60
     assert 17 <= int(told["kept"][0]) <= 20
@@ -60,7 +60,7 @@ def test_below_the_disk_the_collector_makes_room_for_ever(tmp_path):
     assert told["temporaries"] == ["0"]
 
 
-def test_a_bound_above_the_disk_is_no_licence_to_remove(tmp_path):
+def test_a_bound_above_the_disk_is_no_licence_to_remove(tmp_path):  # case C-59
     """What others fill a disk with is not made good by removing from the cache: the write is refused."""
     told = run_mounted(tmp_path, "size=1m", "fill_and_collect", tmp_path, UNBOUNDED, 40)
     written = [int(code) for code in told["written"]]

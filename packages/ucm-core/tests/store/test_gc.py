@@ -112,7 +112,7 @@ def test_what_is_in_use_stays(root: CacheRoot, pool: IoPool) -> None:
     assert left(paths) == [0, 1, 2, 3, 4, 5, 6, 9]
 
 
-def test_when_all_is_in_use_there_is_no_room(root: CacheRoot, pool: IoPool) -> None:
+def test_when_all_is_in_use_there_is_no_room(root: CacheRoot, pool: IoPool) -> None:  # case C-59
     paths = [place(root, n, age_s=n) for n in range(10)]
     assert not Collector(root, pool, view=Ring(range(10))).make_room()
     assert len(left(paths)) == 10

@@ -97,7 +97,7 @@ def check_delivery(out: npt.NDArray[np.uint8], codes: list[int]) -> set[int]:
     return {number for number, code in enumerate(codes) if code != ResultCode.OK}
 
 
-def test_failed_units_are_named_exactly(store: BlockStore) -> None:
+def test_failed_units_are_named_exactly(store: BlockStore) -> None:  # case C-35
     out, codes = load(store, *FIVE)
     assert check_delivery(out, codes) == {1, 3}
     assert codes[1] == codes[3] == ResultCode.CORRUPT
@@ -106,6 +106,7 @@ def test_failed_units_are_named_exactly(store: BlockStore) -> None:
 
 @pytest.mark.parametrize("stage", LOAD_STAGES)
 def test_a_fault_at_any_stage_of_a_load_loses_nothing(store: BlockStore, faults: Faults, stage: str) -> None:
+    """C-35: what the files lack is named whatever else fails, and no wrong byte comes."""
     faults.broken[stage] = 1
     out, codes = load(store, *FIVE)
     failed = check_delivery(out, codes)
@@ -129,7 +130,7 @@ def test_a_fault_while_hits_are_copied_at_once_fails_what_is_not_copied(
         assert {place for place, code in enumerate(codes) if code != ResultCode.OK} == failed
 
 
-def test_every_stage_of_a_load_has_its_fault(store: BlockStore, faults: Faults) -> None:
+def test_every_stage_of_a_load_has_its_fault(store: BlockStore, faults: Faults) -> None:  # case C-35
     load(store, *FIVE)
     load(store, *FIVE)
     assert faults.seen == set(LOAD_STAGES)
@@ -137,6 +138,7 @@ def test_every_stage_of_a_load_has_its_fault(store: BlockStore, faults: Faults) 
 
 @pytest.mark.parametrize("stage", ["FileTier.read", "Ring.claim"])
 def test_a_fault_of_a_common_stage_fails_all_five(store: BlockStore, faults: Faults, stage: str) -> None:
+    """C-35: all five where the stage is common to them."""
     faults.broken[stage] = 1
     assert check_delivery(*load(store, *FIVE)) == set(FIVE)
 
@@ -212,7 +214,7 @@ def test_a_file_that_cannot_be_written_leaves_the_ring_copy(
     assert not path_of(stored, 5).exists()
 
 
-def test_results_are_per_key(store: BlockStore, stored: Path) -> None:
+def test_results_are_per_key(store: BlockStore, stored: Path) -> None:  # case C-64
     """[k1, k1, k2 (present), k3, k4 (fails), k5]: k4 fails alone, and the next batch tries it again."""
     save(store, 12)
     source = FaultyBlocks(payloads_of(GEOMETRY, 11, 11, 12, 13, 14, 15), broken=[4])
@@ -227,7 +229,7 @@ def test_results_are_per_key(store: BlockStore, stored: Path) -> None:
     assert again.copied == [0]
 
 
-def test_a_slot_is_readable_after_success_only(store: BlockStore) -> None:
+def test_a_slot_is_readable_after_success_only(store: BlockStore) -> None:  # case C-43
     """A half-filled slot of a source that failed is never somebody's hit."""
     half = payloads_of(GEOMETRY, 20)
     ticket = store.save(keys_of(20), FaultyBlocks(half, broken=[0]))
@@ -236,7 +238,7 @@ def test_a_slot_is_readable_after_success_only(store: BlockStore) -> None:
     assert load(store, 20)[1] == [ResultCode.MISS]
 
 
-def test_a_full_ring_is_no_space_in_bounded_time(stored: Path) -> None:
+def test_a_full_ring_is_no_space_in_bounded_time(stored: Path) -> None:  # case C-46
     limits = StoreLimits(save_wait_s=0.05, load_wait_s=0.2, private_bytes=0)
     store = open_store(stored, GEOMETRY, slots=8, limits=limits)
     donations = [store.reserve(keys_of(number)[0]) for number in range(100, 108)]
@@ -253,7 +255,7 @@ def test_a_full_ring_is_no_space_in_bounded_time(stored: Path) -> None:
     store.close()
 
 
-def test_fifty_loads_wait_for_one_reader_each(stored: Path) -> None:
+def test_fifty_loads_wait_for_one_reader_each(stored: Path) -> None:  # case C-47
     """Equal batches of many requests: every object is read once, all are served."""
     faults = Faults()
     store = open_store(stored, GEOMETRY, threads=8, faults=faults)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +50,29 @@ def save(store: BlockStore, *numbers: int) -> Ticket:
     ticket = store.save(keys_of(*numbers), BufferBlocks(payloads_of(GEOMETRY, *numbers)))
     assert ticket.wait_durable(WAIT_S)
     return ticket
+
+
+class EventBlocks(BufferBlocks):
+    """A double of engine memory that is right once a kernel has run: whoever gathers waits for its event."""
+
+    event = threading.Event()
+
+    def gather(self, index: npt.NDArray[np.int64], address: npt.NDArray[np.int64]) -> None:
+        assert self.event.wait(WAIT_S)
+        super().gather(index, address)
+
+
+def test_no_byte_is_taken_before_the_sources_event(store: BlockStore) -> None:  # case C-53
+    memory = blank(GEOMETRY, 2)
+    source = EventBlocks(memory)
+    ticket = store.save(keys_of(1, 2), source, gather_inline=False)
+    assert not store.lookup(keys_of(1, 2)).any()
+    memory[:] = payloads_of(GEOMETRY, 1, 2)
+    source.event.set()
+    assert ticket.wait_durable(WAIT_S)
+    out = blank(GEOMETRY, 2)
+    assert store.load(keys_of(1, 2), BufferBlocks(out)).wait(WAIT_S)
+    assert np.array_equal(out, memory)
 
 
 # -- batches

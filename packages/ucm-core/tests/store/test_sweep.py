@@ -43,7 +43,7 @@ def writer(tmp_path):
     kill(child)
 
 
-def test_a_killed_writer_leaves_only_a_temporary_and_it_is_swept(writer, tmp_path):
+def test_a_killed_writer_leaves_only_a_temporary_and_it_is_swept(writer, tmp_path):  # case C-58
     temporary = stop_in_a_write(writer, tmp_path)
     kill(writer)
     assert temporary.exists()
@@ -67,7 +67,7 @@ def test_what_a_killed_writer_had_reserved_is_free_again(writer, tmp_path):
         assert root.usage.used_bytes == whole
 
 
-def test_a_living_writers_old_temporary_is_kept_and_published_later(writer, tmp_path):
+def test_a_living_writers_old_temporary_is_kept_and_published_later(writer, tmp_path):  # case C-58
     temporary = stop_in_a_write(writer, tmp_path)
     os.utime(temporary, (1, 1))
     with CacheRoot(tmp_path) as root:
@@ -79,7 +79,7 @@ def test_a_living_writers_old_temporary_is_kept_and_published_later(writer, tmp_
             assert writer.poll() is None
 
 
-def test_foreign_files_and_links_are_not_swept(writer, tmp_path):
+def test_foreign_files_and_links_are_not_swept(writer, tmp_path):  # case C-58
     temporary = stop_in_a_write(writer, tmp_path)
     kill(writer)
     foreign = temporary.with_name("foreign.tmp")
@@ -117,7 +117,7 @@ def test_two_roots_of_one_process_do_not_take_each_other_for_dead(tmp_path):
     other.root.close()
 
 
-def test_a_rival_that_stalls_and_fails_does_not_touch_what_was_published(tmp_path):
+def test_a_rival_that_stalls_and_fails_does_not_touch_what_was_published(tmp_path):  # case C-55
     rival = start("write_and_fail", tmp_path)
     stop_in_a_write(rival, tmp_path)
     shelf = open_shelf(tmp_path, geometry=LARGE)

@@ -71,7 +71,7 @@ def test_the_bound_is_kept_by_writes(tmp_path):
     assert shelf.write(make_keys(1, seed=9)) == [ResultCode.OK]
 
 
-def test_usage_is_there_after_a_restart(tmp_path):
+def test_usage_is_there_after_a_restart(tmp_path):  # case C-59
     shelf = open_shelf(tmp_path, capacity_bytes=5 * SIZE)
     shelf.write(make_keys(4))
     shelf.root.close()
@@ -149,7 +149,7 @@ def test_what_could_not_be_settled_is_settled_later(impatient, root):
     assert root.usage.recount() == 0
 
 
-def test_rival_writers_never_pass_the_bound(tmp_path):
+def test_rival_writers_never_pass_the_bound(tmp_path):  # case C-59
     """Three processes race for eight places; none is lost and none is taken twice."""
     code = (
         "import sys; from ucm_core.store.root import CacheRoot\n"
