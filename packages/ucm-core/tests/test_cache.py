@@ -218,7 +218,8 @@ def test_without_any_ring_everything_is_a_miss(
         assert resume(cache) == 0
 
 
-def test_a_cache_that_is_refused_leaves_nothing_open(cache: Cache, root: Path, tmp_path: Path) -> None:
+def test_a_cache_that_is_refused_leaves_nothing_open(root: Path, tmp_path: Path) -> None:
+    root.mkdir()
     (root / identity_of(DENSE, weights="5b" * 32).namespace).symlink_to(tmp_path)
     before = set(Path("/proc/self/fd").iterdir()), threading.active_count()
     with pytest.raises(StoreError, match="outside of the cache root"):
