@@ -9,9 +9,12 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import resource
+import signal
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import pytest
@@ -64,6 +67,19 @@ def _install(call: str, answer: int, flags: int) -> None:
         if libc.prctl(*arguments):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
+
+
+@contextmanager
+def file_size_limit(size_bytes: int) -> Iterator[None]:
+    """The kernel lets no file of this process grow past ``size_bytes``: writes stop short, then fail."""
+    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, previous[1]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def failing(call: str, error: int, work: Callable[[], Answer], *, flags: int = 0) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ucm_core.store.pool import IoPool
 from ucm_core.store.ring import Ring
 from ucm_core.store.root import CacheRoot
 from ucm_core.store.tiers import StoreLimits, Tiers
+from ucm_core.testing.block_store import WAIT_S
 
 ROW_SEED = bytes(range(32))
 NAMESPACE = "ab" * 16
@@ -39,6 +41,21 @@ class Faults:
         if self.broken.get(name, 0):
             self.broken[name] -= 1
             raise OSError(f"{name} broken on purpose")
+
+
+class Gate(Faults):
+    """A double that holds one call of a tier until it is opened."""
+
+    def __init__(self, held: str = "nothing") -> None:
+        super().__init__()
+        self.held = held
+        self.reached, self.opened = threading.Event(), threading.Event()
+
+    def check(self, name: str) -> None:
+        super().check(name)
+        if name == self.held:
+            self.reached.set()
+            assert self.opened.wait(WAIT_S)
 
 
 class _Wrapped:

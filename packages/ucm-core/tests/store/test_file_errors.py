@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import resource
-import signal
 
 import numpy as np
 import pytest
-from kernel_errors import failing
+from kernel_errors import failing, file_size_limit
 from objects import GEOMETRY, Payloads, Shelf, make_keys, make_tier, open_shelf
 
 from ucm_core.flow.ticket import ResultCode
@@ -66,18 +64,9 @@ def test_a_write_without_sync_asks_for_none(shelf):
 
 def test_a_write_that_stops_halfway_leaves_nothing(shelf):
     """A real limit on the size of files: the kernel takes two pages, then refuses."""
-    previous, handler = (
-        resource.getrlimit(resource.RLIMIT_FSIZE),
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
-    )
     keys = make_keys(1)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, previous[1]))
-        codes = shelf.write(keys)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert codes == [UNAVAILABLE]
+    with file_size_limit(8192):
+        assert shelf.write(keys) == [UNAVAILABLE]
     assert shelf.temporaries() == []
     assert shelf.write(keys) == [OK]
 

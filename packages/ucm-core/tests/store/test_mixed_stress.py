@@ -12,9 +12,7 @@ SCRIPT = Path(__file__).with_name("mixed_stress.py")
 SECONDS = os.environ.get("UCM_STRESS_SECONDS", "10")
 
 
-def test_processes_that_do_everything_and_are_killed_serve_no_wrong_byte_and_leave_nothing(
-    tmp_path: Path,
-) -> None:
+def test_killed_processes_serve_no_wrong_byte_and_leave_nothing(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), str(tmp_path), SECONDS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=float(SECONDS) + 300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -22,8 +22,8 @@ TEN = range(10)
 THREADS = 30
 
 
-class SlowMedium(Faults):
-    """A double of a slow medium: counts the reads of each key, and holds them until it is opened."""
+class HeldMedium(Faults):
+    """A double of a medium: counts the reads of each key, and holds them until it is opened."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,11 +31,11 @@ class SlowMedium(Faults):
         self.reading, self.open, self.fails = threading.Semaphore(0), threading.Event(), False
 
     def wrap(self, tier: Any) -> Any:
-        return _SlowReads(tier, self) if hasattr(tier, "read") else tier
+        return _HeldReads(tier, self) if hasattr(tier, "read") else tier
 
 
-class _SlowReads:
-    def __init__(self, tier: Any, medium: SlowMedium) -> None:
+class _HeldReads:
+    def __init__(self, tier: Any, medium: HeldMedium) -> None:
         self._tier, self._medium = tier, medium
 
     def __getattr__(self, name: str) -> Any:
@@ -61,7 +61,7 @@ def stored(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("fails", [False, True])
 def test_fifty_requests_read_ten_blocks_once_each(stored: Path, fails: bool) -> None:
     """Ten threads read, twenty wait for them, and the rest of 500 pieces of work is queued."""
-    medium = SlowMedium()
+    medium = HeldMedium()
     medium.fails = fails
     store = open_store(stored, GEOMETRY, slots=THREADS, threads=THREADS, faults=medium)
     outs = [blank(GEOMETRY, 10) for _ in range(50)]

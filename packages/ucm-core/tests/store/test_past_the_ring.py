@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from stores import NAMESPACE, Faults, open_store
+from stores import NAMESPACE, Faults, Gate, open_store
 
 from ucm_core.flow.copy import BufferBlocks
 from ucm_core.flow.ticket import Level, ResultCode, Ticket
@@ -33,24 +32,12 @@ def expect(store: BlockStore, *numbers: int) -> None:
     assert np.array_equal(out, payloads_of(GEOMETRY, *numbers))
 
 
-class SlowMedium(Faults):
-    """A double of a medium that writes nothing until it is let."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go = threading.Event()
-
-    def check(self, name: str) -> None:
-        if name == "FileTier.write":
-            assert self.go.wait(WAIT_S)
-        super().check(name)
-
-
 @pytest.fixture
-def medium() -> Iterator[SlowMedium]:
-    medium = SlowMedium()
-    yield medium
-    medium.go.set()
+def gate() -> Iterator[Gate]:
+    """Nothing is written until it is opened."""
+    gate = Gate("FileTier.write")
+    yield gate
+    gate.opened.set()
 
 
 @pytest.mark.parametrize("slots", [0, 1, 1024])
@@ -66,26 +53,26 @@ def test_a_batch_of_1025_is_all_on_the_medium(tmp_path: Path, slots: int, inline
     store.close()
 
 
-def test_past_the_ring_means_readable_when_the_file_is_down(tmp_path: Path, medium: SlowMedium) -> None:
-    store = open_store(tmp_path, GEOMETRY, slots=0, faults=medium)
+def test_past_the_ring_means_readable_when_the_file_is_down(tmp_path: Path, gate: Gate) -> None:
+    store = open_store(tmp_path, GEOMETRY, slots=0, faults=gate)
     ticket = save(store, 1, 2)
     assert not ticket.done
     assert ticket.level is Level.SUBMITTED
     assert not store.lookup(keys_of(1, 2)).any()
-    medium.go.set()
+    gate.opened.set()
     assert ticket.wait_durable(WAIT_S)
     assert ticket.ok
     expect(store, 1, 2)
     store.close()
 
 
-def test_private_memory_is_bounded_and_then_there_is_no_space(tmp_path: Path, medium: SlowMedium) -> None:
+def test_private_memory_is_bounded_and_then_there_is_no_space(tmp_path: Path, gate: Gate) -> None:
     limits = StoreLimits(save_wait_s=0.05, private_bytes=3 * 4096)
-    store = open_store(tmp_path, GEOMETRY, slots=2, faults=medium, limits=limits)
+    store = open_store(tmp_path, GEOMETRY, slots=2, faults=gate, limits=limits)
     ticket = save(store, *range(8))
     codes = ticket.object_results.tolist()
     assert codes == [0, 0, *[ResultCode.PENDING] * 3, *[ResultCode.NO_SPACE] * 3]
-    medium.go.set()
+    gate.opened.set()
     assert not ticket.wait_durable(WAIT_S)
     assert ticket.object_results.tolist() == [0] * 5 + [ResultCode.NO_SPACE] * 3
     assert save(store, 5, 6, 7).wait_durable(WAIT_S)
@@ -132,11 +119,11 @@ def test_a_source_that_ends_its_thread_costs_no_memory(tmp_path: Path) -> None:
     store.close()
 
 
-def test_two_saves_of_one_key_past_the_ring_write_it_once(tmp_path: Path, medium: SlowMedium) -> None:
-    store = open_store(tmp_path, GEOMETRY, slots=0, faults=medium)
+def test_two_saves_of_one_key_past_the_ring_write_it_once(tmp_path: Path, gate: Gate) -> None:
+    store = open_store(tmp_path, GEOMETRY, slots=0, faults=gate)
     tickets = [save(store, 1), save(store, 1)]
     assert store.statistics().pending_writes == 1
-    medium.go.set()
+    gate.opened.set()
     assert all(ticket.wait_durable(WAIT_S) for ticket in tickets)
     store.close()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
-import time
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -68,9 +69,10 @@ def test_work_that_raises_costs_no_thread(error: type[Exception]) -> None:
 
 
 def test_a_pool_may_be_closed_by_its_own_work() -> None:
-    pool = IoPool(1)
-    pool.submit(Priority.LOAD, lambda: pool.close(WAIT_S))
-    pool.close(WAIT_S)
+    pool, ended = IoPool(1), []
+    pool.submit(Priority.LOAD, lambda: ended.append(pool.close(WAIT_S)))
+    assert pool.close(WAIT_S)
+    assert ended == [False], "its own thread had not ended"
 
 
 class NoThread(threading.Thread):
@@ -137,16 +139,23 @@ def test_an_idle_thread_keeps_nobodys_memory_alive() -> None:
     pool.close(WAIT_S)
 
 
-def test_idle_threads_use_no_processor_and_end_at_close() -> None:
-    pool, both, before = IoPool(3), threading.Barrier(4), set(threading.enumerate())
+def wake_ups(threads: set[threading.Thread]) -> int:
+    """How often these threads have gone to sleep so far, as the kernel counts it."""
+    status = [Path(f"/proc/self/task/{thread.native_id}/status").read_text() for thread in threads]
+    return sum(int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", text, re.M)[1]) for text in status)
+
+
+def test_idle_threads_sleep_without_waking_and_end_at_close() -> None:
+    pool, all_four, before = IoPool(3), threading.Barrier(4), set(threading.enumerate())
     for _ in range(3):
-        pool.submit(Priority.LOAD, lambda: both.wait(WAIT_S) and None)
-    both.wait(WAIT_S)
+        pool.submit(Priority.LOAD, lambda: all_four.wait(WAIT_S) and None)
+    all_four.wait(WAIT_S)
     threads = set(threading.enumerate()) - before
     assert len(threads) == 3
-    used_s = time.process_time()
+    threading.Event().wait(0.5)
+    asleep = wake_ups(threads)
     threading.Event().wait(1.0)
-    assert time.process_time() - used_s < 0.2
+    assert wake_ups(threads) - asleep <= len(threads), "each may just have been on its way to sleep"
     pool.close(WAIT_S)
     assert not threads & set(threading.enumerate())
 

@@ -98,7 +98,7 @@ def test_a_process_that_finds_64_others_in_a_ring_uses_one_of_its_own(
 # -- case C-62
 
 
-def test_a_region_that_was_replaced_is_read_to_the_end_and_left_alone_by_its_successor(name: str) -> None:
+def test_a_replaced_region_is_read_to_the_end_and_left_alone(name: str) -> None:
     wanted = expected_payload(key("a"))
     with shared_ring(name) as server:
         put(server, "a")
@@ -130,7 +130,7 @@ def test_the_death_of_the_maker_does_not_end_the_ring_for_those_who_read(name: s
                 assert shows(worker, "b")
 
 
-def test_a_copy_that_goes_on_while_its_ring_is_closed_neither_crashes_nor_reaches_others(name: str) -> None:
+def test_a_copy_past_the_end_of_its_ring_neither_crashes_nor_reaches_others(name: str) -> None:
     with shared_ring(name) as stays:
         leaves = shared_ring(name)
         put(leaves, "a")

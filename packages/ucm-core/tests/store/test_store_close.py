@@ -14,7 +14,7 @@ from typing import Any
 import models
 import pytest
 from models import DENSE, GRAIN, RING_BYTES, identity_of
-from stores import Faults, open_store
+from stores import Gate, open_store
 
 from ucm_core.cache import Cache
 from ucm_core.errors import ClosedError
@@ -30,21 +30,6 @@ from ucm_core.store.tiers import log
 from ucm_core.testing.block_store import WAIT_S, keys_of, payloads_of
 
 GEOMETRY = Geometry(1, 4096)
-
-
-class Gate(Faults):
-    """A double that holds one call of a tier until it is opened."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held = "nothing"
-        self.reached, self.opened = threading.Event(), threading.Event()
-
-    def check(self, name: str) -> None:
-        super().check(name)
-        if name == self.held:
-            self.reached.set()
-            assert self.opened.wait(WAIT_S)
 
 
 @pytest.fixture
@@ -103,6 +88,7 @@ def test_pins_outlive_their_store(store: BlockStore) -> None:
     pins = store.pin(keys_of(0))
     store.close()
     pins.release()
+    assert store.statistics().pins == 0
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import resource
-import signal
 import threading
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_errors import failing
+from kernel_errors import failing, file_size_limit
 from objects import GEOMETRY, Payloads, Shelf, make_keys, open_shelf
 
 from ucm_core import _native
@@ -135,16 +133,9 @@ def test_whatever_is_in_the_way_both_engines_write_the_same(obstacles, sync, tmp
 
 def test_a_write_that_stops_halfway_leaves_nothing(shelf):
     """A real limit on the size of files: the kernel takes two pages, then refuses."""
-    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     keys = make_keys(3)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, previous[1]))
-        codes = shelf.write(keys)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert codes == [UNAVAILABLE] * 3
+    with file_size_limit(8192):
+        assert shelf.write(keys) == [UNAVAILABLE] * 3
     assert shelf.temporaries() == []
     assert shelf.write(keys) == [OK] * 3
 
