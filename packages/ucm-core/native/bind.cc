@@ -1,10 +1,10 @@
 // The Python surface of the native core: argument checks and the GIL, nothing else.
-#include <stdexcept>
 #include <string>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include "arguments.hpp"
 #include "bind_files.hpp"
 #include "bind_ring.hpp"
 #include "copy.hpp"
@@ -18,11 +18,8 @@ namespace {
 using Rows = nb::ndarray<const std::int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Addresses = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-void require(bool condition, const std::string &message) {
-  if (!condition) throw std::invalid_argument(message);
-}
-
-std::string number(std::int64_t value) { return std::to_string(value); }
+using arguments::number;
+using arguments::require;
 
 std::uint32_t crc32c(nb::handle buffer, std::uint32_t seed, bool hardware) {
   Py_buffer view;

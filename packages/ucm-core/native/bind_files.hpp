@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstring>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -11,6 +10,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
 
+#include "arguments.hpp"
 #include "files.hpp"
 
 namespace files_binding {
@@ -25,11 +25,8 @@ using Geometry = std::tuple<nb::bytes, std::int64_t, std::int64_t>;  // digest, 
 template <class Value, std::size_t dimensions>
 using Result = nb::ndarray<nb::numpy, Value, nb::ndim<dimensions>>;
 
-inline void require(bool condition, const std::string &message) {
-  if (!condition) throw std::invalid_argument(message);
-}
-
-inline std::string number(std::int64_t value) { return std::to_string(value); }
+using arguments::number;
+using arguments::require;
 
 inline std::string text(const nb::bytes &value) { return std::string(value.c_str(), value.size()); }
 

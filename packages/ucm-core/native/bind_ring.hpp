@@ -14,6 +14,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include "arguments.hpp"
+#include "object_format.hpp"
 #include "ring.hpp"
 
 namespace ring_binding {
@@ -28,9 +30,8 @@ template <class Value>
 using Array = nb::ndarray<nb::numpy, Value, nb::ndim<1>>;
 using Claims = std::tuple<Array<int32_t>, Array<uint8_t>, Array<uint32_t>>;
 
-inline void require(bool condition, const std::string &message) {
-  if (!condition) throw std::invalid_argument(message);
-}
+using arguments::number;
+using arguments::require;
 
 // Memory for one result array, handed over to Python by give().
 template <class Value>
@@ -107,7 +108,7 @@ inline Claims claim(ucm::Ring &ring, KeyRows keys, std::optional<KeyRows> parent
   ucm::Ring::Terms terms{nullptr, now_s, whole, demand};
   if (parents.has_value()) {
     require(parents->shape(0) == keys.shape(0),
-            std::to_string(keys.shape(0)) + " keys and " + std::to_string(parents->shape(0)) + " parents");
+            number(keys.shape(0)) + " keys and " + number(parents->shape(0)) + " parents");
     before = parse(*parents);
     terms.parents = before.data();
   }
@@ -195,8 +196,8 @@ using Versions = std::optional<Vector<uint32_t>>;
 
 inline const uint32_t *check(const Vector<int32_t> &slots, const Versions &versions) {
   if (!versions.has_value()) return nullptr;
-  require(versions->shape(0) == slots.shape(0), std::to_string(slots.shape(0)) + " slots and " +
-                                                    std::to_string(versions->shape(0)) + " versions");
+  require(versions->shape(0) == slots.shape(0), number(slots.shape(0)) + " slots and " +
+                                                    number(versions->shape(0)) + " versions");
   return versions->data();
 }
 
@@ -223,8 +224,8 @@ inline Array<uint8_t> abort(ucm::Ring &ring, Vector<int32_t> slots, Versions ver
 
 inline void check_shards(const ucm::Ring &ring, int64_t begin, int64_t end) {
   if (begin < 0 || begin >= end || end > ring.shards())
-    throw std::out_of_range("shards [" + std::to_string(begin) + ", " + std::to_string(end) + ") are not in [0, " +
-                            std::to_string(ring.shards()) + ")");
+    throw std::out_of_range("shards [" + number(begin) + ", " + number(end) + ") are not in [0, " +
+                            number(ring.shards()) + ")");
 }
 
 inline Array<uint8_t> publish_shards(ucm::Ring &ring, Vector<int32_t> slots, Vector<uint32_t> versions,
@@ -311,11 +312,11 @@ inline bool ask_for_huge_pages(ucm::Ring &ring) {
 }
 
 inline void check_size(uint64_t slots, uint64_t payload_bytes, uint64_t shards) {
-  require(slots > 0 && slots <= INT32_MAX, "slots " + std::to_string(slots) + " is not in [1, 2^31)");
+  require(slots > 0 && slots <= INT32_MAX, "slots " + number(slots) + " is not in [1, 2^31)");
   require(payload_bytes > 0 && payload_bytes % ucm::kRingPage == 0 && payload_bytes <= uint64_t{1} << 31,
-          "payload_bytes " + std::to_string(payload_bytes) + " is not a positive multiple of 4096 up to 2^31");
-  require(shards > 0 && shards <= ucm::kMostShards,
-          "shards " + std::to_string(shards) + " is not in [1, " + std::to_string(ucm::kMostShards) + "]");
+          "payload_bytes " + number(payload_bytes) + " is not a positive multiple of 4096 up to 2^31");
+  require(shards > 0 && shards <= ucm::kMaxShards,
+          "shards " + number(shards) + " is not in [1, " + number(ucm::kMaxShards) + "]");
 }
 
 inline uint64_t ring_bytes(uint64_t slots, uint64_t payload_bytes, uint64_t shards) {
@@ -329,11 +330,11 @@ inline void construct(ucm::Ring *place, int fd, uint64_t slots, uint64_t payload
   check_size(slots, payload_bytes, shards);
   const uint8_t *digest = nullptr;
   if (geometry_digest.has_value()) {
-    require(geometry_digest->size() == 32, "geometry_digest has " + std::to_string(geometry_digest->size()) +
+    require(geometry_digest->size() == 32, "geometry_digest has " + number(geometry_digest->size()) +
                                                " bytes, not 32");
     digest = reinterpret_cast<const uint8_t *>(geometry_digest->c_str());
   }
-  require(policy <= static_cast<uint32_t>(ucm::Policy::kSieve), "policy " + std::to_string(policy) + " is not in [0, 4)");
+  require(policy <= static_cast<uint32_t>(ucm::Policy::kSieve), "policy " + number(policy) + " is not in [0, 4)");
   const ucm::RingRules rules{static_cast<ucm::Policy>(policy), ttl_s};
   nb::gil_scoped_release released;
   new (place)

@@ -1,4 +1,4 @@
-// Objects on their way between memory and files: one vectored call each, by turns or many at once in a ring.
+// Objects on their way between memory and files: one vectored call each, by turns or many at once through io_uring.
 #pragma once
 
 #include <algorithm>
@@ -133,10 +133,10 @@ void move_in_turn(Work &work) {
 
 // Many at once on one thread: while the device works on some, others are opened, verified and renamed.
 template <class Work>
-class RingMover {
+class UringMover {
  public:
-  RingMover(Uring &ring, Work &work)
-      : ring_(ring), work_(work), places_(std::min<std::size_t>(work.count(), kRingDepth)),
+  UringMover(Uring &ring, Work &work)
+      : ring_(ring), work_(work), places_(std::min<std::size_t>(work.count(), kUringDepth)),
         object_(places_.size()) {
     for (std::size_t place = places_.size(); place-- > 0;) free_.push_back(place);
   }
@@ -194,7 +194,7 @@ class RingMover {
 template <class Work>
 void move_all(Work &work, bool uring) {
   if (Uring *const ring = uring && work.count() > 1 ? Uring::of_this_thread() : nullptr)
-    RingMover<Work>(*ring, work).run();
+    UringMover<Work>(*ring, work).run();
   else
     move_in_turn(work);
 }

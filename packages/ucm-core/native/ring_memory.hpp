@@ -201,8 +201,6 @@ struct Header {
 };
 static_assert(sizeof(Header) <= kRingPage);
 
-inline constexpr uint32_t kMostShards = 896;  // as many as the header page of a file can hold checksums for
-
 // Words of a slot that say which of its shards are full: 32 shards in each, see ring_shards.hpp.
 constexpr uint32_t shard_words(uint32_t shards) { return (shards + 31) / 32; }
 

@@ -1,7 +1,7 @@
 // Who goes when a ring needs room: the line of candidates, and the policies that choose from it.
 //
 // In the line stand the filled slots that no resident block follows, in the order in which they came: a prefix
-// goes from its tail, under every policy. When the last follower of a block goes, the block comes to the front.
+// goes from its tail, under every policy. When nothing follows a block any more, it comes to the front.
 // The line is derived from the slots; only the holder of the exclusive lock looks at it or changes it.
 #pragma once
 

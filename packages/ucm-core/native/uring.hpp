@@ -27,7 +27,7 @@
 
 namespace ucm {
 
-constexpr unsigned kRingDepth = 16;  // objects under way at once
+constexpr unsigned kUringDepth = 16;  // objects under way at once
 
 struct Completion {
   std::uint64_t token;
@@ -57,7 +57,7 @@ class Uring {
   Uring(const Uring &) = delete;
   Uring &operator=(const Uring &) = delete;
 
-  // Queues one transfer; at most kRingDepth may be queued or under way. `parts` stay valid until its completion.
+  // Queues one transfer; at most kUringDepth may be queued or under way. `parts` stay valid until its completion.
   void queue(bool write, int fd, const iovec *parts, unsigned count, std::int64_t offset,
              std::uint64_t token) {
     const unsigned tail = *submit_tail_;
@@ -107,7 +107,7 @@ class Uring {
  private:
   Uring() : pid_(::getpid()) {
     io_uring_params params{};
-    fd_ = static_cast<int>(::syscall(__NR_io_uring_setup, kRingDepth, &params));
+    fd_ = static_cast<int>(::syscall(__NR_io_uring_setup, kUringDepth, &params));
     if (fd_ < 0 || !(params.features & IORING_FEAT_SINGLE_MMAP)) return;
     const std::size_t submit_bytes = params.sq_off.array + params.sq_entries * sizeof(unsigned);
     const std::size_t complete_bytes = params.cq_off.cqes + params.cq_entries * sizeof(io_uring_cqe);
