@@ -44,6 +44,19 @@ def test_a_prompt_that_outgrows_the_ring_keeps_its_head_there(tmp_path: Path, po
         cache.check_integrity()
 
 
+def test_without_files_the_part_of_a_save_that_is_given_up_takes_no_head_s_place(tmp_path: Path) -> None:
+    """A save that found no room for its first piece does not try the others."""
+    config = CacheConfig(root=tmp_path, ring_bytes="1MiB", disk_bytes=0)
+    with Cache.open(config, DENSE, identity=identity_of(DENSE)) as cache:
+        slots = cache.stores[FULL.name].slots
+        blocks, step = 3 * slots, slots // 2 + 1
+        chain, payloads = chain_of(blocks), payloads_of(DENSE, blocks)
+        for begin in range(0, blocks, step):
+            part = {row: all_blocks[begin : begin + step] for row, all_blocks in payloads.items()}
+            cache.save(chain, part, first_block=begin)
+        assert head_in_ring(cache, chain, blocks) >= slots - slots // 16 - 1
+
+
 def test_a_block_follows_the_one_before_it_in_the_chain(tmp_path: Path) -> None:
     config = CacheConfig(root=tmp_path, ring_bytes="4MiB", disk_bytes=1 << 30)
     with Cache.open(config, HYBRID, identity=identity_of(HYBRID)) as cache:

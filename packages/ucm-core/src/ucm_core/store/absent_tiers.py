@@ -33,6 +33,9 @@ class NoRing:
         """All ``NO_SPACE``."""
         return _without_slots(len(keys), Outcome.NO_SPACE)
 
+    def note_refused(self, keys: Keys, parents: Keys | None) -> None:
+        """Nothing to keep the place of."""
+
     def pin(self, keys: Keys) -> Claims:
         """All ``ABSENT``."""
         return _without_slots(len(keys), Outcome.ABSENT)

@@ -258,6 +258,11 @@ class Ring:
             self._anchors.note(keys, parents, refused=claims.outcome == Outcome.NO_SPACE)
         return claims
 
+    def note_refused(self, keys: Keys, parents: Keys | None) -> None:
+        """Take ``keys``, in the order of a prefix, for ones that found no room, and do not try them."""
+        if parents is not None:
+            self._anchors.note(keys, parents, refused=np.ones(len(keys), dtype=np.bool_))
+
     def pin(self, keys: Keys) -> Claims:
         """Take a reference on every key that is there or coming; others are ABSENT.
 

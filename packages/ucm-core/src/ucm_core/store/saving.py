@@ -70,6 +70,7 @@ class Save:
             if left.ids.size == todo[:size].size and not left.again:
                 again = self._unstick(left, seen)
             if again is None:
+                self._tiers.ring.note_refused(self._batch.keys[todo], self._batch.parents(todo))
                 self._fail(todo, left.code)
                 return
             todo = np.concatenate([again, todo[size:]])
