@@ -27,6 +27,7 @@ from ucm_core.coordinator.attempts import Attempt
 from ucm_core.coordinator.coordinator import Coordinator
 from ucm_core.coordinator.leases import LeasedRow, Leases
 from ucm_core.coordinator.retention import DEFAULT, RetentionPolicy
+from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.keys import row_seed
 from ucm_core.spec.table import SpecTable
@@ -50,6 +51,7 @@ class KeysOnly:
 
     def __init__(self, table: SpecTable, identity: ModelIdentity = IDENTITY) -> None:
         self.identity = identity
+        self.config = CacheConfig()
         self.present: dict[str, set[bytes]] = {row.name: set() for row in table.rows}
         lookups = {row.name: self._lookup(row.name) for row in table.rows}
         seeds = {row.name: row_seed(identity.digest, row.name) for row in table.rows}

@@ -46,8 +46,8 @@ def kind(spec: Any) -> str:
     return str(get_kv_cache_spec_kind(spec).value)
 
 
-def settings(root: Path) -> CacheConfig:
-    return CacheConfig(root=root, ring_bytes="64MiB", disk_bytes="1GiB")
+def settings(root: Path, **changes: Any) -> CacheConfig:
+    return CacheConfig(**{"root": root, "ring_bytes": "64MiB", "disk_bytes": "1GiB"} | changes)
 
 
 def model_of(model: TinyModel) -> Model:
@@ -89,11 +89,15 @@ def backend(layer: str) -> Backend:
 class Halves:
     """A scheduler half and a worker half on one root."""
 
-    def __init__(self, model: TinyModel, root: Path, *, fill: str = "random", align: int = 128) -> None:
+    def __init__(
+        self, model: TinyModel, root: Path, *, fill: str = "random", align: int = 128, **changes: Any
+    ) -> None:
         self.spec = engine_spec(model.table, model.groups, spec_kind=kind, engine_align_tokens=align)
         self.memory = memory(model, fill)
         caches = [
-            EngineCache(model_of(model), settings(root), digest=lambda _: WEIGHTS, start_wait_s=WAIT_S)
+            EngineCache(
+                model_of(model), settings(root, **changes), digest=lambda _: WEIGHTS, start_wait_s=WAIT_S
+            )
             for _ in range(2)
         ]
         self.scheduler_cache, self.worker_cache = caches

@@ -7,17 +7,20 @@ import json
 import pickle
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm")
 
 import families
 from engine_doubles import request, scheduler_output
-from halves import PAGES, memory
+from halves import PAGES, WAIT_S, memory
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 from vllm.v1.core.block_pool import BlockPool
@@ -25,6 +28,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 
 from ucm_core.errors import ConfigError, IdentityError, LayoutError
+from ucm_core.flow.ticket import ResultCode
+from ucm_core.store.files import FileTier
+from ucm_core.store.tiers import log
+from ucm_core.store.writing import Writer
 from ucm_vllm.connector import UCMConnector
 
 PARALLEL = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
@@ -272,6 +279,78 @@ def test_settings_may_come_from_a_file(tmp_path: Path) -> None:
     config.kv_transfer_config.kv_connector_extra_config = {"config_file": str(tmp_path / "settings.yaml")}
     UCMConnector(config, KVConnectorRole.WORKER, groups()).shutdown()
     assert (tmp_path / "elsewhere").is_dir()
+
+
+def slots(worker: UCMConnector) -> int:
+    return store_of(worker).slots
+
+
+def store_of(worker: UCMConnector) -> Any:
+    assert worker._worker is not None
+    cache = worker._worker._cache.current
+    assert cache is not None
+    return cache.stores["full"]
+
+
+EFFECTS: dict[tuple[str, Any], Callable[[UCMConnector, Path], bool]] = {
+    ("ring_bytes", 0): lambda worker, root: slots(worker) == 0 and len(objects(root)) == 4,
+    ("disk_bytes", 0): lambda worker, root: slots(worker) > 4 and objects(root) == [],
+    ("ring_policy", "lru"): lambda worker, _: store_of(worker).statistics().ring.policy == "lru",
+    ("ttl_s", 60): lambda worker, _: store_of(worker)._tiers.limits.ttl_s == 60,
+    ("io_engine", "uring"): lambda _, root: len(objects(root)) == 4,
+    ("io_engine", "threads"): lambda _, root: len(objects(root)) == 4,
+}
+"""Per setting of the store what shows that the adapter passes it on."""
+
+
+def objects(root: Path) -> list[Path]:
+    return [path for path in root.glob("*/full/*/*") if path.is_file()]
+
+
+@pytest.mark.parametrize("setting", EFFECTS, ids=str)
+def test_settings_of_the_store_reach_both_halves_and_blocks_come_back(
+    tmp_path: Path, setting: tuple[str, Any]
+) -> None:
+    name, value = setting
+    scheduler, worker, _ = pair(tmp_path, extra={name: value})
+    for half in (scheduler._scheduler, worker._worker):
+        assert half is not None
+        assert getattr(half._cache.current.config, name) == value
+    first = request(300)
+    scheduler.get_num_new_matched_tokens(first, 0)
+    run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
+    worker._worker.wait_durable(WAIT_S)  # type: ignore[union-attr]  # False without files
+    assert EFFECTS[setting](worker, tmp_path / "root")
+    assert scheduler.get_num_new_matched_tokens(request(300, "again"), 0) == (256, False)
+    scheduler.request_finished(request(300, "again"), [])
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
+def test_what_is_not_kept_at_shutdown_is_said_in_the_log_of_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files that are still being written when vLLM ends, on a medium that then refuses them."""
+    closing, real = threading.Event(), Writer.wait_idle
+
+    def refuse(_: FileTier, keys: Any, *__: Any, **___: Any) -> Any:
+        assert closing.wait(WAIT_S)
+        return np.full(len(keys), ResultCode.UNAVAILABLE, dtype=np.uint8)
+
+    def wait_idle(writer: Writer, timeout_s: float | None) -> bool:
+        closing.set()
+        return real(writer, timeout_s)
+
+    monkeypatch.setattr(FileTier, "write", refuse)
+    monkeypatch.setattr(Writer, "wait_idle", wait_idle)
+    monkeypatch.setattr(log, "filters", [])  # the same may have been said a moment ago
+    scheduler, worker, _ = pair(tmp_path)
+    first = request(300)
+    scheduler.get_num_new_matched_tokens(first, 0)
+    run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
+    worker.shutdown()
+    assert "row full is closed: 0 objects reached the medium, 4 did not" in caplog.text
+    scheduler.shutdown()
 
 
 # -- what cannot be identified is not cached, and nothing else happens

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ucm_core.coordinator.coordinator import Coordinator, Verdict
-from ucm_core.spec.keys import PrefixChain
+from ucm_core.spec.keys import PrefixChain, following
 from ucm_core.spec.table import Part, RowKind, SpecRow, SpecTable
 from ucm_vllm.metadata import RowTransfer
 from ucm_vllm.spec_from_engine import EngineSpec, RowGroup
@@ -39,7 +39,7 @@ def verdict(resume: int, local: int = 0) -> Verdict:
 
 
 def load(resume: int, local: int = 0) -> dict[str, RowTransfer]:
-    transfers = PLANNER.load(verdict(resume, local), TABLES)
+    transfers = PLANNER.load(verdict(resume, local), TABLES, parents={})
     assert transfers is not None
     return {transfer.row: transfer for transfer in transfers}
 
@@ -73,7 +73,7 @@ def test_what_the_engine_holds_is_left_alone() -> None:
 def test_a_token_without_a_block_cannot_be_loaded(group: int, kept: list[int]) -> None:
     """The engine would take it for loaded."""
     tables = [kept if index == group else table for index, table in enumerate(TABLES)]
-    assert PLANNER.load(verdict(256), tables) is None
+    assert PLANNER.load(verdict(256), tables, parents={}) is None
 
 
 def test_a_window_may_begin_inside_its_first_block() -> None:
@@ -81,12 +81,12 @@ def test_a_window_may_begin_inside_its_first_block() -> None:
     planner = TransferPlanner(EngineSpec(SpecTable((WINDOW,), 64), rows, 64))
     half = [0] * 10 + list(range(40, 46))
     found = Verdict(verdict(256).hit, {"window": range(2, 4)}, {"window": np.zeros((2, 32), dtype=np.uint8)})
-    (transfer,) = planner.load(found, [half]) or ()
+    (transfer,) = planner.load(found, [half], parents={}) or ()
     assert pages(transfer) == set(range(40, 46))
 
 
 def test_a_state_without_a_block_cannot_be_loaded() -> None:
-    assert PLANNER.load(verdict(128), TABLES) is None
+    assert PLANNER.load(verdict(128), TABLES, parents={}) is None
 
 
 def test_what_to_report_when_nothing_can_be_loaded() -> None:
@@ -97,15 +97,17 @@ def test_what_to_report_when_nothing_can_be_loaded() -> None:
 def test_a_block_is_saved_only_when_every_group_keeps_it() -> None:
     tables = [[1, 2, 3], [10, 0, *range(12, 22)], [], [], []]
     keys = np.arange(128, dtype=np.uint8).reshape(4, 32)
-    found = PLANNER.save_blocks(FULL, np.arange(4), keys=keys, tables=tables)
+    found = PLANNER.save_blocks(FULL, np.arange(4), keys=keys, parents=following(keys), tables=tables)
     assert found is not None
     assert (found.keys == keys[1:]).all()
+    assert found.parents is not None
+    assert (found.parents == keys[:3]).all()
     assert set(found.pieces[0][1][:, 0].tolist()) == {0, 1, 2}
 
 
 def test_nothing_kept_is_nothing_saved() -> None:
     keys = np.zeros((1, 32), dtype=np.uint8)
-    assert PLANNER.save_blocks(WINDOW, np.arange(1), keys=keys, tables=TABLES) is None
+    assert PLANNER.save_blocks(WINDOW, np.arange(1), keys=keys, parents=None, tables=TABLES) is None
 
 
 def test_offers_are_sorted_by_position() -> None:

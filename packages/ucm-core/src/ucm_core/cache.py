@@ -206,10 +206,16 @@ class Cache:
             align_tokens=align_tokens,
         )
         self.touch(verdict)
-        if not self.config.prefetch_on_lookup:
-            return verdict
+        return self.prefetch(verdict) if self.config.prefetch_on_lookup else verdict
+
+    def prefetch(self, verdict: Verdict) -> Verdict:
+        """Begin to read what only files hold of ``verdict`` into the ring; returns it with the reads.
+
+        They give way to loads, and end when that verdict is loaded, or its lease ends.
+        """
+        stores = self._spaces.opened().stores
         reads = {
-            row: space.stores[row].prefetch(keys, parents=self._parents(row, keys))
+            row: stores[row].prefetch(keys, parents=self._parents(row, keys))
             for row, keys in verdict.keys.items()
             if len(keys)
         }

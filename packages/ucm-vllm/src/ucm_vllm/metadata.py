@@ -29,6 +29,11 @@ class RowTransfer:
     """``uint8[objects, 32]``."""
     pieces: tuple[tuple[int, Int64s], ...]
     """(engine group, ``int64[pieces, 5]``) for each group that holds some of the row; see `block_tables`."""
+    parents: Keys | None = None
+    """``uint8[objects, 32]``: the keys of the blocks before them in the prefix, zeros where there is none.
+
+    By them the ring keeps the head of a prefix. None: no object needs the one before it (a window, a state).
+    """
 
     def pages(self, objects: Mask) -> set[int]:
         """Engine blocks that any of ``objects`` (``bool[objects]``) touches."""

@@ -102,6 +102,8 @@ class SchedulerHalf:
         if record.common_tokens is None:
             served = max(verdict.hit.resume_tokens, record.local_tokens)
             record.common_tokens = self._retention.see(chain, served_tokens=served)
+        if cache.config.prefetch_on_lookup:
+            verdict = cache.prefetch(verdict)  # its reads end with the lease
         cache.lease(verdict, record.attempt)
         return verdict.hit.new_tokens
 
@@ -257,7 +259,11 @@ class SchedulerHalf:
         cache.touch(verdict)
         for row in self._spec.table.snapshot_rows:
             self._has_room(cache, row, verdict.keys[row.name])
-        return self._planner.load(verdict, tables)
+        parents = {
+            row: cache.coordinator.parents(chain, row, begin_block=blocks.start, end_block=blocks.stop)
+            for row, blocks in verdict.blocks.items()
+        }
+        return self._planner.load(verdict, tables, parents=parents)
 
     # -- saves
 
@@ -306,8 +312,14 @@ class SchedulerHalf:
         record.cursors[row.name] = end
         missing = cache.coordinator.missing(chain, row.name, begin_block=begin, end_block=end)
         keys = cache.coordinator.keys(chain, row.name, begin_block=begin, end_block=end)[missing]
-        blocks = np.flatnonzero(missing) + begin
-        return self._planner.save_blocks(row, blocks, keys=keys, tables=tables)
+        parents = cache.coordinator.parents(chain, row.name, begin_block=begin, end_block=end)
+        return self._planner.save_blocks(
+            row,
+            np.flatnonzero(missing) + begin,
+            keys=keys,
+            parents=None if parents is None else parents[missing],
+            tables=tables,
+        )
 
     def _states_to_save(
         self, cache: Cache, record: RequestRecord, offers: Collection[tuple[int, int, int]]

@@ -26,8 +26,12 @@ class TransferPlanner:
         self.block_rows = (*spec.table.chain_rows, *spec.table.follower_rows)
         """Rows that hold blocks of tokens."""
 
-    def load(self, verdict: Verdict, tables: Tables) -> tuple[RowTransfer, ...] | None:
+    def load(
+        self, verdict: Verdict, tables: Tables, *, parents: Mapping[str, Keys | None]
+    ) -> tuple[RowTransfer, ...] | None:
         """All that the verdict lists; None if the engine has no place for some of it.
+
+        ``parents``: per row those of its blocks, see `RowTransfer.parents`.
 
         Nothing is written over what the engine holds, not even in a block that it holds in part.
         """
@@ -39,7 +43,7 @@ class TransferPlanner:
             if not all(_has_place(row, part, len(span)) for _, part in pieces):
                 return None
             found = tuple((group, held(rows)) for group, rows in pieces)
-            transfers.append(RowTransfer(row.name, verdict.keys[row.name], found))
+            transfers.append(RowTransfer(row.name, verdict.keys[row.name], found, parents.get(row.name)))
         for row in self._spec.table.snapshot_rows:
             pages = {group.index: _state_page(group, resume, tables) for group in self._spec.rows[row.name]}
             if NULL_PAGE in pages.values():
@@ -64,7 +68,9 @@ class TransferPlanner:
             for row in self.block_rows
         )
 
-    def save_blocks(self, row: SpecRow, blocks: Int64s, *, keys: Keys, tables: Tables) -> RowTransfer | None:
+    def save_blocks(
+        self, row: SpecRow, blocks: Int64s, *, keys: Keys, parents: Keys | None, tables: Tables
+    ) -> RowTransfer | None:
         """Those of ``blocks`` whose tokens all groups of the row still keep; None when there are none."""
         pieces = self._pieces(row, blocks, tables)
         complete = np.ones(len(blocks), dtype=np.bool_)
@@ -73,7 +79,7 @@ class TransferPlanner:
         if not complete.any():
             return None
         chosen = tuple((group, of_payloads(rows, complete)) for group, rows in pieces)
-        return RowTransfer(row.name, keys[complete], chosen)
+        return RowTransfer(row.name, keys[complete], chosen, None if parents is None else parents[complete])
 
     def state(self, row: SpecRow, key: Keys, *, pages: Mapping[int, int]) -> RowTransfer:
         """The row's state under ``key``, which all its groups hold (``pages``: group -> engine block)."""

@@ -38,9 +38,6 @@ from ucm_vllm.spec_from_engine import EngineSpec
 IDLE_WAIT_S = 0.005
 """How long a step that computes nothing waits for a load, instead of spinning through empty steps."""
 
-CLOSE_WAIT_S = 10.0
-"""How long closing waits for files that are still being written."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RunningLoad:
@@ -182,12 +179,10 @@ class WorkerHalf:
         return all(ticket.wait_durable(max(0.0, deadline - time.monotonic())) for ticket in self._writing)
 
     def close(self) -> None:
-        """Let loads end (they write to the engine's memory), and writes within a bound; close the cache."""
+        """Let loads end (they write to the engine's memory); close the cache, which says what it lost."""
         for load in self._pending.values():
             load.wait()
         self._pending.clear()
-        if not self.wait_durable(CLOSE_WAIT_S):
-            border.complaints.say("close", "not everything that was saved is on the medium")
         self._cache.close()
 
     # -- loads
@@ -208,7 +203,8 @@ class WorkerHalf:
         if cache is None or not load.possible:
             return None
         try:
-            return cache.stores[transfer.row].load(transfer.keys, self._engine_blocks(transfer))
+            target = self._engine_blocks(transfer)
+            return cache.stores[transfer.row].load(transfer.keys, target, parents=transfer.parents)
         except Exception as error:  # noqa: BLE001 (the border: this load failed, the others go on)
             border.failed("load", error)
             return None
@@ -250,7 +246,7 @@ class WorkerHalf:
                 row = self._spec.table.row(transfer.row)
                 whole = 1 if row.kind is RowKind.SNAPSHOT else row.block_tokens
                 source = self._engine_blocks(transfer, block_tokens=whole)
-                ticket = cache.stores[transfer.row].save(transfer.keys, source, gather_inline=True)
+                ticket = cache.stores[transfer.row].save(transfer.keys, source, parents=transfer.parents)
             except Exception as error:  # noqa: BLE001 (the border: these bytes are not kept, the engine goes on)
                 border.failed("save", error)
                 self._news.dropped.add(request.request_id)
