@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from models import DENSE, FULL, GRAIN, identity_of, payloads_of
 
 from ucm_core.cache import Cache
 from ucm_core.flow.ticket import Level
-from ucm_core.ops.config import CacheConfig, RingPolicy
+from ucm_core.ops.config import CacheConfig
 
 WAIT_S = 60.0
 TOKENS = list(range(4 * GRAIN + 1))
@@ -28,16 +27,6 @@ def load(cache: Cache) -> int:
     right = payloads_of(DENSE, 4)[FULL.name][blocks.start : blocks.stop]
     assert (loaded.payloads[FULL.name] == right).all()
     return loaded.resume_tokens
-
-
-@pytest.mark.parametrize("policy", get_args(RingPolicy))
-def test_the_policy_that_was_asked_for_is_the_one_that_is_reported(
-    tmp_path: Path, policy: RingPolicy
-) -> None:
-    with open_cache(tmp_path, ring_bytes=1 << 22, disk_bytes=1 << 30, ring_policy=policy) as cache:
-        ring = cache.statistics().rows[FULL.name].ring
-        assert ring is not None
-        assert ring.policy == policy
 
 
 def test_without_a_ring_everything_goes_to_files_and_back(
