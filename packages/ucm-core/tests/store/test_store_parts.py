@@ -28,6 +28,7 @@ from ucm_core.store.block import BlockStore
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.names import object_names
 from ucm_core.store.payloads import PrivateMemory
+from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Ring, RingOptions
 from ucm_core.store.tiers import KeyBatch, StoreLimits
 from ucm_core.testing.block_store import WAIT_S, FaultyBlocks, blank, keys_of, payloads_of
@@ -73,6 +74,34 @@ def test_no_byte_is_taken_before_the_sources_event(store: BlockStore) -> None:  
     out = blank(GEOMETRY, 2)
     assert store.load(keys_of(1, 2), BufferBlocks(out)).wait(WAIT_S)
     assert np.array_equal(out, memory)
+
+
+def test_a_save_that_the_bound_refuses_makes_room_and_is_kept(tmp_path: Path) -> None:  # case C-59
+    """Eight of ten places are taken, which starts no pass; five more want in."""
+    bound = 10 * GEOMETRY.object_bytes
+    store = open_store(tmp_path, GEOMETRY, capacity_bytes=bound)
+    save(store, *range(8))
+    assert not save(store, *range(100, 105)).durable_results.any()
+    files = list(path_of(tmp_path, 0).parents[1].glob("???/*"))
+    assert sum(path.stat().st_size for path in files) <= bound
+    store.close()
+
+
+def test_a_queued_save_that_is_cancelled_takes_and_keeps_nothing(tmp_path: Path) -> None:
+    store, go = open_store(tmp_path, GEOMETRY, threads=1), threading.Event()
+    store._tiers.pool.submit(Priority.LOAD, lambda: assert_set(go))
+    source = FaultyBlocks(payloads_of(GEOMETRY, 1, 2))
+    ticket = store.save(keys_of(1, 2), source, gather_inline=False)
+    ticket.cancel()
+    go.set()
+    assert ticket.wait(WAIT_S)
+    assert ticket.object_results.tolist() == ticket.durable_results.tolist() == [ResultCode.CANCELLED] * 2
+    assert (source.copied, store.lookup(keys_of(1, 2)).any()) == ([], False)
+    store.close()
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(WAIT_S)
 
 
 # -- batches
