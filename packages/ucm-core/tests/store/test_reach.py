@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_census import NAMESPACES, listed, put
 
 from ucm_core.spec.keys import object_keys, row_seed
-from ucm_core.store.journal import Names
+from ucm_core.store.arrays import Names
 from ucm_core.store.ledger import NO_RESIDENTS, Residents
 from ucm_core.store.reach import Cover, mask, unreachable
 from ucm_core.store.removal import Removal

@@ -10,12 +10,13 @@ import numpy as np
 from ucm_core.flow.copy import BlockSource, BlockTarget
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.spec.keys import Keys
+from ucm_core.store.arrays import Mask
 from ucm_core.store.block import BlockStoreStatistics
 from ucm_core.store.close_report import CloseReport
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.ledger import NO_RESIDENTS, PinBook, Pins, Residents
-from ucm_core.store.tiers import KeyBatch, Mask, count_failures
+from ucm_core.store.tiers import KeyBatch, count_failures
 
 
 class ObjectStore(Protocol):

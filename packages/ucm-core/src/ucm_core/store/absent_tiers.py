@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from ucm_core.flow.ticket import Codes, ResultCode
 from ucm_core.spec.keys import Keys
+from ucm_core.store.arrays import Int64s, Mask, Slots, Versions
 from ucm_core.store.geometry import Geometry
-from ucm_core.store.ring import Claims, Mask, Outcome, Slots, Touch, Versions
-
-Int64s = npt.NDArray[np.int64]
+from ucm_core.store.ring import Claims, Outcome, Touch
 
 
 class NoRing:

@@ -27,6 +27,7 @@ from ucm_core.flow.copy import BlockSource, BlockTarget
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.spec.keys import NAME_BYTES, Keys
+from ucm_core.store.arrays import Int64s, Mask, Slots
 from ucm_core.store.close_report import CloseReport
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
@@ -35,7 +36,7 @@ from ucm_core.store.loading import LoadOrder, LoadWork, deliver_resident, load_c
 from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome, RingStatistics, Touch
 from ucm_core.store.saving import Save
-from ucm_core.store.tiers import Int64s, KeyBatch, Mask, Room, Slots, Tiers, check_keys, count_failures, log
+from ucm_core.store.tiers import KeyBatch, Room, Tiers, check_keys, count_failures, log
 from ucm_core.store.writing import Writer
 
 PREFIX_STEP_BLOCKS = 64

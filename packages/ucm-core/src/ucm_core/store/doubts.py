@@ -6,11 +6,9 @@ import threading
 from collections import OrderedDict
 
 import numpy as np
-import numpy.typing as npt
 
 from ucm_core.spec.keys import NAME_BYTES, Keys
-
-Mask = npt.NDArray[np.bool_]
+from ucm_core.store.arrays import Mask
 
 
 class Doubts:

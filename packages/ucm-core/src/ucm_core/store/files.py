@@ -30,14 +30,12 @@ from ucm_core.flow.ticket import Codes, ResultCode
 from ucm_core.ops import metrics
 from ucm_core.spec.keys import NAME_BYTES, Keys
 from ucm_core.store import names
+from ucm_core.store.arrays import Int64s, Mask, Names
 from ucm_core.store.doubts import Doubts
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.journal import Place
 from ucm_core.store.root import CacheRoot
 
-Addresses = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-Names = npt.NDArray[np.uint8]
 Results = npt.NDArray[np.int32]
 
 SLICE_NAMES = 4096
@@ -131,7 +129,7 @@ class FileTier:
         present = found.view(np.bool_)
         return present & ~self._foreign.among(keys) if self._foreign else present
 
-    def read(self, keys: Keys, payload_addresses: Addresses) -> Codes:
+    def read(self, keys: Keys, payload_addresses: Int64s) -> Codes:
         """Read and verify objects, ``uint8[n, shards]`` of `ResultCode`; only where all are OK is a payload.
 
         OK, MISS, CORRUPT (the damaged shards; the others of that object are a MISS, because it is removed)
@@ -155,7 +153,7 @@ class FileTier:
         self._tell("read", whole)
         return _codes(results)
 
-    def write(self, keys: Keys, payload_addresses: Addresses, *, sync: bool = False) -> Codes:
+    def write(self, keys: Keys, payload_addresses: Int64s, *, sync: bool = False) -> Codes:
         """Publish objects, ``uint8[n]`` of `ResultCode`; those that are `stored` already are OK untouched.
 
         OK, NO_SPACE (the bound or the file system) or UNAVAILABLE. What fails in a way that may pass is tried
@@ -220,7 +218,7 @@ class FileTier:
         ttl_s = self._root.ttl_s
         return 0 if ttl_s is None else max(1, time.time_ns() - int(ttl_s * 1e9))
 
-    def _write_reserved(self, keys: Keys, addresses: Addresses, *, sync: bool) -> Codes:
+    def _write_reserved(self, keys: Keys, addresses: Int64s, *, sync: bool) -> Codes:
         """Write what has room reserved, and settle the reservation whatever happens."""
         size, written, there = self.geometry.object_bytes, 0, 0
         try:
@@ -240,7 +238,7 @@ class FileTier:
         self._tell("write", results)
         return _codes(results)
 
-    def _write_patiently(self, keys: Keys, addresses: Addresses, *, sync: bool) -> Results:
+    def _write_patiently(self, keys: Keys, addresses: Int64s, *, sync: bool) -> Results:
         """Write, and again what failed by an error that may pass: new files each time, never half of one."""
         results = self._write_once(keys, addresses, sync=sync)
         for pause_s in RETRY_PAUSES_S:
@@ -252,7 +250,7 @@ class FileTier:
             results[again] = self._write_once(keys[again], addresses[again], sync=sync)
         return results
 
-    def _write_once(self, keys: Keys, addresses: Addresses, *, sync: bool) -> Results:
+    def _write_once(self, keys: Keys, addresses: Int64s, *, sync: bool) -> Results:
         temporary_names = [self._root.temporary_name() for _ in range(len(keys))]
         return self._objects.write(keys, addresses, temporary_names, direct=self._root.direct, sync=sync)
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core.store.absent_tiers import NoRing
+from ucm_core.store.arrays import Int64s, Mask, Slots
 from ucm_core.store.ring import Claims, Outcome, Ring
-from ucm_core.store.tiers import Int64s, Mask, Slots
 
 
 class HeldSlots:

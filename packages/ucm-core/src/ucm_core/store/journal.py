@@ -15,12 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from ucm_core.spec.keys import NAME_BYTES
-
-Names = npt.NDArray[np.uint8]
-Mask = npt.NDArray[np.bool_]
+from ucm_core.store.arrays import Mask, Names
 
 MAX_EVENT_NAMES = 65_536
 """Objects that a listener keeps until they are taken, by default."""

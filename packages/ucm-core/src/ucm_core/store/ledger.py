@@ -13,7 +13,7 @@ import numpy as np
 
 from ucm_core.flow.own import OwnCondition
 from ucm_core.spec.keys import NAME_BYTES, Keys
-from ucm_core.store.journal import Mask, Names
+from ucm_core.store.arrays import Mask, Names
 
 TOUCH_INTERVAL_S = 60
 TOUCH_MEMORY_KEYS = 1 << 16

@@ -16,10 +16,11 @@ import numpy.typing as npt
 from ucm_core.flow.copy import BlockTarget
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
+from ucm_core.store.arrays import Int64s
 from ucm_core.store.held import HeldSlots
 from ucm_core.store.payloads import PrivateMemory
 from ucm_core.store.ring import Claims, Outcome
-from ucm_core.store.tiers import Int64s, KeyBatch, Tiers, copy_each, count_failures
+from ucm_core.store.tiers import KeyBatch, Tiers, copy_each, count_failures
 
 _OK, _READY = np.uint8(ResultCode.OK), np.uint8(Outcome.READY)
 

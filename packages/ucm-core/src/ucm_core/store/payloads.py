@@ -8,13 +8,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from ucm_core.store.absent_tiers import NoRing
+from ucm_core.store.arrays import Int64s, Slots
 from ucm_core.store.ring import Ring
-
-Int64s = npt.NDArray[np.int64]
-Slots = npt.NDArray[np.int32]
 
 
 class Payloads(Protocol):

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core.spec.keys import NAME_BYTES
+from ucm_core.store.arrays import Mask, Names
 from ucm_core.store.census import Census, RowPlace
-from ucm_core.store.journal import Mask, Names
 from ucm_core.store.ledger import NO_RESIDENTS, Residents
 
 GRACE_NS = 60 * 10**9

@@ -12,17 +12,15 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ucm_core.ops import metrics
 from ucm_core.ops.quiet import quiet_logger
 from ucm_core.store import names
+from ucm_core.store.arrays import Int64s, Mask, Names
 from ucm_core.store.census import Census, RowPlace
-from ucm_core.store.journal import Mask, Names, Place
+from ucm_core.store.journal import Place
 from ucm_core.store.reach import Cover, View, unreachable
 from ucm_core.store.root import CacheRoot
-
-Int64s = npt.NDArray[np.int64]
 
 PARTS = 16
 """A choice takes at least one in so many of what is left, so that few choices come to the end of it."""

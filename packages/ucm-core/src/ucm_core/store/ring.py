@@ -54,10 +54,7 @@ from ucm_core.ops.config import RingPolicy
 from ucm_core.spec.keys import Keys
 from ucm_core.store import huge_pages, region
 from ucm_core.store.anchors import Anchors
-
-Slots = npt.NDArray[np.int32]
-Versions = npt.NDArray[np.uint32]
-Mask = npt.NDArray[np.bool_]
+from ucm_core.store.arrays import Mask, Slots, Versions
 
 _SLOTS_END = 1 << 31
 _LAST_SECOND = (1 << 32) - 1

@@ -11,10 +11,11 @@ from ucm_core import _native
 from ucm_core.flow.copy import BlockSource
 from ucm_core.flow.ticket import Codes, ResultCode, Ticket
 from ucm_core.ops import metrics
+from ucm_core.store.arrays import Int64s
 from ucm_core.store.held import HeldSlots
 from ucm_core.store.payloads import Payloads, SlotPayloads
 from ucm_core.store.ring import Claims, Outcome
-from ucm_core.store.tiers import Int64s, KeyBatch, Tiers, copy_each, count_failures
+from ucm_core.store.tiers import KeyBatch, Tiers, copy_each, count_failures
 from ucm_core.store.writing import Writer
 
 

@@ -16,7 +16,7 @@ from ucm_core.errors import ConfigError
 from ucm_core.store import region
 
 LOOK_AHEAD_DEPTH = 2
-"""Units that are loaded before the one that is waited for is there (DESIGN.md 8, R3)."""
+"""Units that are loaded before the one that is waited for is there."""
 LEAST_SLOTS = 2 * LOOK_AHEAD_DEPTH
 """A ring of fewer evicts what was read ahead before it is used: such a row is better off without one."""
 MIN_SLOTS = 8

@@ -19,8 +19,8 @@ from ucm_core.flow.ticket import Ticket
 from ucm_core.spec.keys import Keys
 from ucm_core.spec.table import RowKind, SpecRow
 from ucm_core.store.absent import ObjectStore
+from ucm_core.store.arrays import Int64s, Mask
 from ucm_core.store.donation import Donation
-from ucm_core.store.tiers import Int64s, Mask
 
 State = Mapping[str, npt.NDArray[np.generic]]
 """A state: for every part of the row a C-contiguous array of ``units`` times the part's bytes, any dtype."""

@@ -15,15 +15,12 @@ from ucm_core.ops import metrics
 from ucm_core.ops.quiet import quiet_logger
 from ucm_core.spec.keys import Keys
 from ucm_core.store.absent_tiers import NoFiles, NoRing
+from ucm_core.store.arrays import Int64s
 from ucm_core.store.files import FileTier
 from ucm_core.store.ledger import TOUCH_INTERVAL_S
 from ucm_core.store.pool import IoPool
 from ucm_core.store.ring import Ring
 from ucm_core.store.rotation import rotated
-
-Int64s = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-Slots = npt.NDArray[np.int32]
 
 CHUNK_BYTES = 8 << 20
 """Payload bytes that one piece of I/O work moves: enough for the medium, few enough to share the work."""

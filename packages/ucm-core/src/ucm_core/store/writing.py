@@ -11,9 +11,10 @@ import numpy.typing as npt
 from ucm_core.flow.own import OwnCondition
 from ucm_core.flow.ticket import Codes, Level, ResultCode, Ticket
 from ucm_core.ops import metrics
+from ucm_core.store.arrays import Int64s
 from ucm_core.store.payloads import Payloads, PrivateMemory, PrivatePayloads
 from ucm_core.store.pool import Priority
-from ucm_core.store.tiers import Int64s, Room, Tiers, count_failures
+from ucm_core.store.tiers import Room, Tiers, count_failures
 
 Waiter = tuple[Ticket, Int64s]
 """A ticket and the positions in it that wait for one key."""

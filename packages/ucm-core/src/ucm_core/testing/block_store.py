@@ -16,10 +16,10 @@ from ucm_core.errors import LayoutError
 from ucm_core.flow.copy import BufferBlocks
 from ucm_core.flow.ticket import Level, ResultCode, Ticket
 from ucm_core.store.absent import ObjectStore
+from ucm_core.store.arrays import Int64s
 from ucm_core.store.geometry import Geometry
 
 Bytes = npt.NDArray[np.uint8]
-Int64s = npt.NDArray[np.int64]
 OpenStore = Callable[..., ObjectStore]
 
 WAIT_S = 60.0

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ucm_core.flow.copy import BlockSource, BlockTarget
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.spec.keys import Keys
+from ucm_core.store.arrays import Int64s, Mask
 from ucm_core.store.block import BlockStoreStatistics
 from ucm_core.store.close_report import CloseReport
 from ucm_core.store.donation import Donation
@@ -19,8 +20,6 @@ from ucm_core.store.ledger import NO_RESIDENTS, PinBook, Pins, Residents
 from ucm_core.store.tiers import KeyBatch, check_keys
 
 Bytes = npt.NDArray[np.uint8]
-Int64s = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 class MemoryStore:

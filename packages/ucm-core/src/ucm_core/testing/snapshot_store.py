@@ -246,7 +246,7 @@ class SnapshotStoreTests:
         getattr(donation, end)()
 
     def test_a_state_with_a_part_that_nobody_wrote_is_not_stored(self, store: SnapshotStore) -> None:
-        """C-27: what a donor leaves out would be bytes of another state."""
+        """What a donor leaves out would be bytes of another state."""
         donation = store.reserve(key_of(1))
         assert donation is not None
         for unit, name in ((0, "ssm"), (0, "conv"), (0, "aux1"), (0, "aux2"), (1, "ssm"), (1, "aux2")):
