@@ -247,7 +247,7 @@ inline Array<uint8_t> wait(ucm::Ring &ring, Vector<int32_t> slots, Vector<uint32
   const uint32_t *expected = check(slots, versions);
   if (shard.has_value()) check_shards(ring, *shard, *shard + 1);
   constexpr double longest_s = 1e9;  // three decades; keeps the sum below inside the clock's range
-  const auto patience = std::chrono::duration<double>(std::min(std::max(timeout_s, 0.0), longest_s));
+  const auto patience = std::chrono::duration<double>(timeout_s > 0 ? std::min(timeout_s, longest_s) : 0);  // NaN: 0
   const auto deadline = ucm::Ring::Clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(patience);
   Output<uint8_t> outcomes(slots.shape(0));
   {

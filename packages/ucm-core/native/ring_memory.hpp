@@ -344,11 +344,19 @@ inline uint32_t *futex_word(std::atomic<Value> &word) {
   return reinterpret_cast<uint32_t*>(&word);
 }
 
-// Sleeps while the low half equals `seen`, at most `slice_ns`. True when the slice ran out.
+// Sleeps while the low half equals `seen`, at most `slice_ns`. True when the slice ran out, which signals do not
+// put off, however many come.
 template <class Value>
 inline bool futex_wait(std::atomic<Value> &word, uint32_t seen, int64_t slice_ns) {
-  struct timespec slice {slice_ns / 1000000000, slice_ns % 1000000000};
-  long rc = syscall(SYS_futex, futex_word(word), FUTEX_WAIT, seen, &slice, nullptr, 0);
+  constexpr int64_t second_ns = 1'000'000'000;
+  struct timespec end {};  // a moment of the clock, so that a sleep that goes on still ends then
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  end.tv_sec += (end.tv_nsec + slice_ns) / second_ns;
+  end.tv_nsec = (end.tv_nsec + slice_ns) % second_ns;
+  long rc;
+  do {
+    rc = syscall(SYS_futex, futex_word(word), FUTEX_WAIT_BITSET, seen, &end, nullptr, FUTEX_BITSET_MATCH_ANY);
+  } while (rc != 0 && errno == EINTR);
   return rc != 0 && errno == ETIMEDOUT;
 }
 

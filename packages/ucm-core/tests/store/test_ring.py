@@ -194,10 +194,21 @@ def test_slots_out_of_range_are_refused_before_anything_happens() -> None:
         assert ring.statistics().loading == 1
 
 
-def test_wait_times_out_while_the_owner_lives() -> None:
+@pytest.mark.parametrize("number", [np.int64(1 << 32), np.int64(-1 << 32), 0.5, float("nan")])
+def test_a_number_that_is_no_slots_reaches_no_slot(number: float) -> None:
+    with private_ring() as ring:
+        mine = ring.claim(keys("a"))
+        for call in (ring.abort, ring.publish, ring.release, ring.addresses):
+            with pytest.raises(IndexError, match="are not all whole numbers that int32 holds"):
+                call(mine.slots + number)
+        assert ring.statistics().own_references == 1
+
+
+@pytest.mark.parametrize("timeout_s", [0.01, 0.0, -1.0, float("-inf"), float("nan")])
+def test_wait_times_out_while_the_owner_lives(timeout_s: float) -> None:
     with private_ring() as ring:
         claims = ring.claim(keys("a"))
-        assert wait(ring, claims, 0.01) == [Outcome.TIMEOUT]
+        assert wait(ring, claims, timeout_s) == [Outcome.TIMEOUT]
 
 
 def test_a_waiter_is_woken_by_abort_and_may_take_over() -> None:

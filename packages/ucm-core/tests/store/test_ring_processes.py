@@ -41,6 +41,21 @@ def test_three_waiters_see_the_death_of_the_owner_and_one_takes_over() -> None: 
         assert outcomes == [Outcome.OWNER, Outcome.LOADING, Outcome.LOADING]
 
 
+@pytest.mark.parametrize("shard", [None, 0])
+def test_signals_hide_no_death(shard: int | None) -> None:
+    name = new_name()
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    with processes(name, 1) as (owner,), shared_ring(name) as ring:
+        owner.call("claim", keys("a"))
+        claim = ring.claim(keys("a"))
+        owner.kill()
+        signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)  # more often than a waiter looks who is alive
+        outcome = ring.wait(claim.slots, claim.version, timeout_s=1e9, shard=shard)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert outcome == [Outcome.FAILED]
+    signal.signal(signal.SIGALRM, before)
+
+
 def test_three_waiters_see_that_the_owner_gave_up() -> None:  # case C-49
     with processes(new_name(), 4) as (owner, *waiters):
         claim = owner.call("claim", keys("a"))

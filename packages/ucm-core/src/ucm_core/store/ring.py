@@ -43,7 +43,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Self, get_args
+from typing import Self, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,7 @@ from ucm_core.store import huge_pages, region
 from ucm_core.store.anchors import Anchors
 from ucm_core.store.arrays import Mask, Slots, Versions
 
+_Number = TypeVar("_Number", np.int32, np.uint32)
 _SLOTS_END = 1 << 31
 _LAST_SECOND = (1 << 32) - 1
 _log = logging.getLogger(__name__)
@@ -455,8 +456,18 @@ def _shared_clock_s() -> int:
 
 
 def _versions(versions: Versions) -> Versions:
-    return np.ascontiguousarray(versions, dtype=np.uint32)
+    return _whole(versions, np.uint32, "versions")
 
 
 def _slots(slots: Slots) -> Slots:
-    return np.ascontiguousarray(slots, dtype=np.int32)
+    return _whole(slots, np.int32, "slots")
+
+
+def _whole(given: npt.ArrayLike, kind: type[_Number], what: str) -> npt.NDArray[_Number]:
+    """``kind[n]``; IndexError for what it cannot hold: numpy would make the number of another slot of it."""
+    numbers = np.ascontiguousarray(given)
+    with np.errstate(invalid="ignore"):
+        cast = numbers.astype(kind, copy=False)
+    if cast is not numbers and not np.array_equal(cast, numbers):
+        raise IndexError(f"{what} {numbers.tolist()} are not all whole numbers that {kind.__name__} holds")
+    return cast
