@@ -117,3 +117,27 @@ def test_one_state_three_continuations_and_a_donor_that_goes_on(store):
 def test_the_recurrence_tells_orders_and_prefixes_apart():
     runs = [[], [1], [2], [1, 2], [2, 1], PROMPT, PROMPT[:-1]]
     assert len({Recurrence().run(tokens).bytes() for tokens in runs}) == len(runs)
+
+
+def test_the_memory_of_a_forgotten_donation_goes_back_with_its_last_array(tmp_path):
+    blocks = open_store(tmp_path, Geometry.of_row(ROW), slots=8)
+    donation = SnapshotStore(ROW, blocks).reserve(key(PROMPT))
+    array = np.frombuffer(donation.part("ssm"), dtype=np.uint8)
+    del donation
+    array[:] = 7  # it is still the donor's
+    assert blocks.statistics().ring.loading == 1
+    del array
+    ring = blocks.statistics().ring
+    assert (ring.loading, ring.pinned) == (0, 0)
+    blocks.close()
+
+
+@pytest.mark.parametrize("slots", [8, 0])
+def test_an_array_of_donated_memory_outlives_donation_and_store(tmp_path, slots):
+    blocks = open_store(tmp_path, Geometry.of_row(ROW), slots=slots)
+    donation = SnapshotStore(ROW, blocks).reserve(key(PROMPT))
+    array = np.frombuffer(donation.part("ssm"), dtype=np.uint8)
+    blocks.close()
+    del blocks, donation
+    array[:] = 7
+    assert (array == 7).all()

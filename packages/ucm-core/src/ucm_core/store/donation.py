@@ -27,14 +27,13 @@ class Donation:
     `view` hands it out. After `commit` or `abort` every memoryview that was handed out raises
     ``ValueError`` when used. Both refuse (`ucm_core.StoreError`) while something else still exports such a
     view, an array made from it for example, because its owner could write into memory that is no longer its
-    own. One that is forgotten is aborted.
+    own. One that is forgotten is aborted, as soon as no such array is left.
     """
 
     def __init__(self, geometry: Geometry, payload: Payloads, keep: Callable[[Ticket], None]) -> None:
         """``payload`` is one object's; ``keep`` takes it over once it is full, and settles the rest."""
-        self._geometry, self._payload, self._keep = geometry, payload, keep
+        self._geometry, self._loan, self._keep = geometry, _Loan(payload), keep
         self._views: list[_View] = []
-        self._open = True
 
     @classmethod
     def claim(cls, tiers: Tiers, writer: Writer, *, key: Keys) -> Donation | None:
@@ -72,8 +71,8 @@ class Donation:
         end = geometry.shard_bytes if end is None else end
         if not (0 <= shard < geometry.shards and 0 <= begin < end <= geometry.shard_bytes):
             raise StoreError(f"bytes [{begin}, {end}) of shard {shard} of an object of {geometry}")
-        address = int(self._payload.addresses[0]) + shard * geometry.stride + begin
-        self._views.append(_View(address, end - begin))
+        address = int(self._loan.payload.addresses[0]) + shard * geometry.stride + begin
+        self._views.append(_View(address, end - begin, self._loan))
         return self._views[-1].view
 
     def commit(self) -> Ticket:
@@ -85,9 +84,9 @@ class Donation:
         geometry = self._geometry
         ticket = Ticket(1, geometry.shards, durable=True)
         try:
-            address = self._payload.addresses
+            address = self._loan.payload.addresses
             _native.zero_padding(address, geometry.shards, geometry.shard_bytes, geometry.stride)
-            if self._payload.publish():
+            if self._loan.payload.publish():
                 ticket.settle([0], ResultCode.OK)
             self._keep(ticket)
         except ClosedError:
@@ -96,17 +95,16 @@ class Donation:
 
     def abort(self) -> None:
         """Give the slot back; nothing becomes readable. A no-op after `commit` or `abort`."""
-        if self._open:
+        if not self._loan.over:
             self._revoke()
-            with contextlib.suppress(ClosedError):  # then the ring took the slot back itself
-                self._payload.abort()
+            self._loan.give_back()
 
     def __del__(self) -> None:
         with contextlib.suppress(StoreError, AttributeError):  # still written to, or never made
             self.abort()
 
     def _check_open(self) -> None:
-        if not self._open:
+        if self._loan.over:
             raise StoreError("the donation is over; reserve again")
 
     def _revoke(self) -> None:
@@ -114,14 +112,32 @@ class Donation:
         over = [view.is_over() for view in self._views]  # every one, also behind the first refusal
         if not all(over):
             raise StoreError("an array or a slice still uses the donated memory; delete it first")
-        self._open = False
+        self._loan.over = True
+
+
+class _Loan:
+    """A payload while it is the donor's. It goes back unfilled, at the latest with the last way to it."""
+
+    def __init__(self, payload: Payloads) -> None:
+        self.payload = payload
+        self.over = False
+
+    def give_back(self) -> None:
+        self.over = True
+        with contextlib.suppress(ClosedError):  # then the ring took the slot back itself
+            self.payload.abort()
+
+    def __del__(self) -> None:
+        if not self.over:
+            self.give_back()
 
 
 class _View:
     """Memory that was handed out, and how to find out that nobody can reach it any more."""
 
-    def __init__(self, address: int, size_bytes: int) -> None:
+    def __init__(self, address: int, size_bytes: int, loan: _Loan) -> None:
         self._memory = (ctypes.c_uint8 * size_bytes).from_address(address)
+        vars(self._memory)["loan"] = loan  # arrays made from it keep the loan, and so the memory itself
         self._idle_references = self._references()
         self.view = memoryview(self._memory).cast("B")
 
