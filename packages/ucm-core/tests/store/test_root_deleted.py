@@ -56,8 +56,20 @@ def test_its_writer_is_seen_to_live_under_the_name_of_its_temporaries(shelf):
         assert after in writer_files(shelf.root.path)
 
 
-def test_somebody_else_may_have_made_it_again(shelf):
-    shutil.rmtree(shelf.root.path)
+def test_a_directory_that_was_moved_away_is_made_again_too(shelf):
+    old = shelf.root.path.rename(shelf.root.path.with_name("old"))
+    assert shelf.write(make_keys(3)) == [OK] * 3
+    assert shelf.read(make_keys(3)) == [OK] * 3
+    assert shelf.root.usage.used_bytes == 3 * GEOMETRY.object_bytes
+    with CacheRoot(old) as other:  # its writer is not there any more
+        assert other.sweep() == 0
+        assert len(writer_files(old)) == 1
+        assert other.usage.used_bytes == 2 * GEOMETRY.object_bytes
+
+
+@pytest.mark.parametrize("remove", [shutil.rmtree, lambda path: path.rename(path.with_name("old"))])
+def test_somebody_else_may_have_made_it_again(shelf, remove):
+    remove(shelf.root.path)
     other = open_shelf(shelf.root.path)
     assert other.write(make_keys(2)) == [OK, OK]
     assert shelf.read(make_keys(2)) == [OK, OK]

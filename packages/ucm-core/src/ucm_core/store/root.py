@@ -161,9 +161,9 @@ class CacheRoot:
         return self._usage
 
     def keep_hold(self) -> None:
-        """Make the directory again, and register in it, should it have been deleted; OSError when that fails.
+        """Make the directory again, and register in it, should it be gone; OSError when that fails.
 
-        To be called before something is written below it; costs one system call.
+        To be called before something is written below it; costs two system calls.
         """
         if self._writer is not None and not self._writer.registered:
             with self._renewing:
@@ -318,7 +318,7 @@ class CacheRoot:
         for path, identity in self._namespaces.items():
             path.mkdir(exist_ok=True)
             self._write_manifest(path / names.MANIFEST, identity)
-        _once.warning("cache root %s was deleted, and is made again", str(self.path))
+        _once.warning("cache root %s was deleted or moved away, and is made again", str(self.path))
 
     def _write_manifest(self, path: Path, identity: Mapping[str, Any]) -> None:
         if path.exists():

@@ -48,11 +48,14 @@ class Writer:
 
     @property
     def registered(self) -> bool:
-        """Whether others can see that this writer lives: False once its file was deleted."""
-        return os.fstat(self._descriptor).st_nlink > 0
+        """Whether others can see that this writer lives: False once its file was deleted or moved away."""
+        try:
+            return os.path.samestat(self._path.lstat(), os.fstat(self._descriptor))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def renew(self) -> None:
-        """Register under a new name, because the file was deleted; what is in flight goes along."""
+        """Register under a new name, because the file is gone; what is in flight goes along."""
         in_flight_bytes = self.in_flight_bytes
         name, descriptor = _register(self._path.parent)
         locks.write_number(descriptor, in_flight_bytes)
