@@ -192,11 +192,13 @@ def test_too_little_shared_memory_is_refused_with_both_sizes(name: str) -> None:
 def test_a_holder_of_the_region_that_does_not_go_on_stops_nobody(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(region, "LOCK_WAIT_S", 0.05)
     ring = shared_ring(name)
     with region.enter(name):  # as a process that was stopped would
+        monkeypatch.setattr(region, "LOCK_WAIT_S", 0.05)
         with pytest.raises(StoreError, match="does not go on"):
             shared_ring(name)
+        monkeypatch.setattr(region, "LOCK_WAIT_S", 1e9)  # as long as a region may take to be made
+        monkeypatch.setattr(region, "LEAVE_WAIT_S", 0.05)
         ring.close()
         assert region_path(name).exists()
     region.sweep()

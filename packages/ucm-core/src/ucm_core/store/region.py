@@ -26,6 +26,8 @@ UNBOUNDED = 1 << 62
 
 LOCK_WAIT_S = 120.0
 """Longer than anybody who goes on makes a region: hundreds of gigabytes are cleared meanwhile."""
+LEAVE_WAIT_S = 5.0
+"""Who holds the lock for longer makes the region or joins it, and removes it in the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,10 @@ def enter(name: str) -> Iterator[Entered]:
 def leave(descriptor: int, path: Path | None, *, leave_ring: Callable[[], None]) -> None:
     """Call ``leave_ring`` under the lifecycle lock, then remove the region if nobody lives there any more.
 
-    When somebody holds that lock and does not go on, the region is left to the next sweep.
+    When somebody holds that lock for longer than `LEAVE_WAIT_S`, removing is left to him or to the next sweep.
     """
     try:
-        _wait_for_lock(descriptor, path)
+        _wait_for_lock(descriptor, path, LEAVE_WAIT_S)
     except StoreError:
         path = None
     try:
@@ -147,7 +149,7 @@ def _open_locked(path: Path) -> int:
     while True:
         descriptor = _open(path)
         try:
-            _wait_for_lock(descriptor, path)
+            _wait_for_lock(descriptor, path, LOCK_WAIT_S)
             dead = os.fstat(descriptor).st_size > 0 and not _has_participants(descriptor)
             if _is_named(descriptor) and not dead:
                 return descriptor
@@ -203,10 +205,10 @@ def _is_named(descriptor: int) -> bool:
     return os.fstat(descriptor).st_nlink > 0
 
 
-def _wait_for_lock(descriptor: int, path: Path | None) -> None:
+def _wait_for_lock(descriptor: int, path: Path | None, timeout_s: float) -> None:
     """Take the lifecycle byte; StoreError when its holder does not go on."""
     try:
-        locks.wait_for(lambda: _try_lock(descriptor), LOCK_WAIT_S, what=path or DIRECTORY)
+        locks.wait_for(lambda: _try_lock(descriptor), timeout_s, what=path or DIRECTORY)
     except TimeoutError as error:
         raise StoreError(f"shared memory cannot be used: {error}") from error
 
