@@ -10,6 +10,7 @@ import pytest
 from models import DENSE, FULL, GRAIN, HYBRID, STATE, identity_of, payloads_of
 
 from ucm_core.cache import Cache
+from ucm_core.errors import LayoutError
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.keys import PrefixChain, following
 from ucm_core.store.tiers import KeyBatch
@@ -86,6 +87,14 @@ def test_parents_stay_with_their_keys_when_keys_repeat() -> None:
     assert found[:, 0].tolist() == [0, 3, 4]
 
 
-def test_a_parent_for_each_key_is_needed() -> None:
-    with pytest.raises(ValueError, match="2 keys and 1 parents"):
-        KeyBatch(np.zeros((2, 32), dtype=np.uint8), np.zeros((1, 32), dtype=np.uint8))
+@pytest.mark.parametrize(
+    ("parents", "message"),
+    [
+        (np.zeros((1, 32), np.uint8), "2 keys and 1 parents"),
+        (np.zeros((2, 32), np.int64), r"parents are int64\[2, 32\]"),
+        ([[0] * 32] * 2, "parents are a list"),
+    ],
+)
+def test_a_parent_for_each_key_is_needed(parents: Any, message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        KeyBatch(np.zeros((2, 32), dtype=np.uint8), parents)

@@ -33,6 +33,22 @@ def test_pending_is_neither_done_nor_ok() -> None:
     assert not ticket.wait_durable(0)
 
 
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("-inf")])
+def test_what_is_no_time_waits_for_nothing(timeout_s: float) -> None:
+    ticket = Ticket(1, durable=True)
+    assert not ticket.wait(timeout_s)
+    assert not ticket.wait_durable(timeout_s)
+
+
+@pytest.mark.parametrize("timeout_s", [1e308, float("inf")])
+def test_the_longest_time_ends_when_the_ticket_is_done(timeout_s: float) -> None:
+    ticket = Ticket(1, durable=True)
+    timer = threading.Timer(0.01, lambda: ticket.settle_rest(ResultCode.OK))
+    timer.start()
+    assert ticket.wait_durable(timeout_s)
+    timer.join()
+
+
 @pytest.mark.parametrize("code", FAILURES)
 def test_a_failed_result_is_a_failed_durable_result(code: ResultCode) -> None:
     ticket = Ticket(1, durable=True)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from ucm_core.errors import ClosedError
+
+_Answer = TypeVar("_Answer")
 
 
 class OwnCondition(threading.Condition):
@@ -27,3 +31,9 @@ class OwnCondition(threading.Condition):
         if self.foreign:
             raise ClosedError("this is of the process that forked this one; open the cache anew here")
         return super().__enter__()
+
+    def wait_for(self, predicate: Callable[[], _Answer], timeout: float | None = None) -> _Answer:
+        """As `threading.Condition.wait_for`, with any number of seconds: NaN is none, infinity decades."""
+        if timeout is not None:
+            timeout = min(timeout, threading.TIMEOUT_MAX) if timeout > 0 else 0.0
+        return super().wait_for(predicate, timeout)

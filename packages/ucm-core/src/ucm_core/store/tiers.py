@@ -84,12 +84,18 @@ class Tiers:
             yield order[begin : begin + size]
 
 
-def check_keys(keys: Keys) -> None:
+def check_keys(keys: Keys, who: str = "keys") -> None:
     """Raise LayoutError for what is no ``uint8[n, 32]``."""
     if not isinstance(keys, np.ndarray):
-        raise LayoutError(f"keys are a {type(keys).__name__}; need uint8[n, 32]")
+        raise LayoutError(f"{who} are a {type(keys).__name__}; need uint8[n, 32]")
     if keys.ndim != 2 or keys.shape[1] != 32 or keys.dtype != np.uint8:
-        raise LayoutError(f"keys are {keys.dtype}{list(keys.shape)}; need uint8[n, 32]")
+        raise LayoutError(f"{who} are {keys.dtype}{list(keys.shape)}; need uint8[n, 32]")
+
+
+def _check_parents(parents: Keys, *, count: int) -> None:
+    check_keys(parents, "parents")
+    if len(parents) != count:
+        raise LayoutError(f"{count} keys and {len(parents)} parents; need one for each")
 
 
 class KeyBatch:
@@ -105,8 +111,8 @@ class KeyBatch:
 
     def __init__(self, keys: Keys, parents: Keys | None = None) -> None:
         check_keys(keys)
-        if parents is not None and parents.shape != keys.shape:
-            raise ValueError(f"{len(keys)} keys and {len(parents)} parents; need one for each")
+        if parents is not None:
+            _check_parents(parents, count=len(keys))
         raw = keys.tobytes()
         each = [raw[begin : begin + 32] for begin in range(0, len(raw), 32)]
         self.count = len(each)
