@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ucm_core.coordinator.accounts import TokenAccount
 from ucm_core.coordinator.attempts import Attempt
-from ucm_core.coordinator.coordinator import Coordinator, CoordinatorStatistics, Verdict
+from ucm_core.coordinator.coordinator import Coordinator, CoordinatorStatistics, Verdict, needs_parents
 from ucm_core.coordinator.explain import Explanation
 from ucm_core.coordinator.leases import LeaseStatistics
 from ucm_core.coordinator.origins import Origins
@@ -405,8 +405,7 @@ class Cache:
 
     def _parents(self, row: str, keys: Keys) -> Keys | None:
         """Of the blocks of a verdict, which follow each other, the one before each."""
-        spec = self.table.row(row)
-        return following(keys) if spec.kind is RowKind.CHAIN and spec.window is None else None
+        return following(keys) if needs_parents(self.table.row(row)) else None
 
     def _buffer(self, row: str, blocks: Payloads) -> BufferBlocks:
         if row not in self._plans:

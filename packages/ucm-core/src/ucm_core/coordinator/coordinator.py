@@ -225,10 +225,9 @@ class Coordinator:
     def parents(self, chain: PrefixChain, row_name: str, *, begin_block: int, end_block: int) -> Keys | None:
         """For the blocks of `keys` those of the blocks before them, zeros where there is none.
 
-        None: no block of this row needs the one before it (a window, a state).
+        None: no block of this row needs the one before it (`needs_parents`).
         """
-        row = self._shelf(row_name).row
-        if row.kind is not RowKind.CHAIN or row.window is not None:
+        if not needs_parents(self._shelf(row_name).row):
             return None
         keys = self.keys(chain, row_name, begin_block=max(begin_block - 1, 0), end_block=end_block)
         return keys[:-1] if begin_block else following(keys)
@@ -316,6 +315,11 @@ class Coordinator:
             for name, span in blocks.items()
         }
         return Verdict(hit, blocks, keys, moment)
+
+
+def needs_parents(row: SpecRow) -> bool:
+    """Whether a block of ``row`` is of no use without the one before it: not in a window, and no state."""
+    return row.kind is RowKind.CHAIN and row.window is None
 
 
 def _shelf(row: SpecRow, seed: bytes, lookup: Lookup, limits: CoordinatorLimits, clock: Clock) -> Shelf:
