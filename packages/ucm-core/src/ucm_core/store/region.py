@@ -65,7 +65,7 @@ def enter(name: str) -> Iterator[Entered]:
 def leave(descriptor: int, path: Path | None, *, leave_ring: Callable[[], None]) -> None:
     """Call ``leave_ring`` under the lifecycle lock, then remove the region if nobody lives there any more.
 
-    When somebody holds that lock for longer than `LEAVE_WAIT_S`, removing is left to him or to the next sweep.
+    When somebody holds that lock for longer than `LEAVE_WAIT_S`, he or the next sweep removes it.
     """
     try:
         _wait_for_lock(descriptor, path, LEAVE_WAIT_S)
