@@ -32,7 +32,7 @@ def load(cache: Cache) -> int:
 def test_without_a_ring_everything_goes_to_files_and_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING), open_cache(tmp_path, ring_bytes=0, disk_bytes=1 << 30) as cache:
+    with caplog.at_level(logging.INFO), open_cache(tmp_path, ring_bytes=0, disk_bytes=1 << 30) as cache:
         tickets = cache.save(cache.chain(TOKENS), payloads_of(DENSE, 4))
         assert tickets.wait_durable(WAIT_S)
         assert load(cache) == 4 * GRAIN

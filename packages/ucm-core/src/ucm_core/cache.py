@@ -112,7 +112,8 @@ class Cache:
         settings = config if isinstance(config, CacheConfig) else settings_of(config)
         check_grain(settings, table, identity=identity)
         retention_policies(settings, table)
-        return cls(settings, table, identity=identity, plans=plan_rows(table, settings.ring_bytes))
+        plans = plan_rows(table, settings.ring_bytes, disk_bytes=settings.disk_bytes)
+        return cls(settings, table, identity=identity, plans=plans)
 
     @property
     def identity(self) -> ModelIdentity:

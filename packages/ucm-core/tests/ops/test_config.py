@@ -189,6 +189,12 @@ def test_no_more_threads_write_than_there_are() -> None:
         CacheConfig(io_threads=4, write_threads=5)
 
 
+def test_write_threads_are_held_to_the_default_threads_as_well() -> None:
+    most = CacheConfig().thread_count()
+    with pytest.raises(ConfigError, match=f"write_threads = {most + 1} is more than io_threads = {most}"):
+        CacheConfig(write_threads=most + 1)
+
+
 def test_a_tier_may_be_left_out_and_not_both() -> None:
     assert (CacheConfig(ring_bytes=0).ring_bytes, CacheConfig(disk_bytes="0").disk_bytes) == (0, 0)
     assert CacheConfig(disk_bytes=0).disk_limit_bytes(1 << 30) == 0

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stores import NAMESPACE, open_store
 
-from ucm_core.errors import NoSpace
+from ucm_core.errors import ConfigError, NoSpace
 from ucm_core.flow.copy import BufferBlocks
 from ucm_core.flow.ticket import Level, ResultCode, Ticket
 from ucm_core.ops import metrics
@@ -415,3 +415,12 @@ def test_without_shared_memory_the_ring_is_private(
     assert ring.slots >= 8
     assert "row full: no shared ring, this process uses a private one: shared memory is full" in caplog.text
     ring.close()
+
+
+def test_a_bound_of_files_below_one_object_of_each_row_is_refused() -> None:
+    table = SpecTable((FULL, SIDE, NONE), 16)
+    least = sum(plan.geometry.object_bytes for plan in stack.plan_rows(table, 1 << 20).values())
+    for fits in (None, 0, least):
+        stack.plan_rows(table, 1 << 20, disk_bytes=fits)
+    with pytest.raises(ConfigError, match=rf"disk_bytes = {least - 1} is too small.* needs {least};"):
+        stack.plan_rows(table, 1 << 20, disk_bytes=least - 1)

@@ -47,7 +47,8 @@ class EngineCache:
         digest: Callable[[Path], str] | None = None,
     ) -> None:
         refuse_root(config.root)
-        plan_rows(model.table, config.ring_bytes)  # raises here, on the engine's thread, for a ring too small
+        # Raises here, on the engine's thread, for sizes that hold nothing.
+        plan_rows(model.table, config.ring_bytes, disk_bytes=config.disk_bytes)
         self.retention = retention_policies(config, model.table)
         """Per row of states which of them are kept."""
         self._model = model

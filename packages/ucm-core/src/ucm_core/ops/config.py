@@ -73,8 +73,8 @@ class CacheConfig(BaseModel):
     ring_huge_pages: bool = False
     """Ask the kernel for huge pages under the rings."""
     ttl_s: Annotated[float, Field(gt=0, le=10**9)] | None = None
-    """Time after its last use after which a block goes: out of the ring at once, from the medium with the
-    next pass of the collector, within minutes while anything is written; None = no end."""
+    """Time after its last use after which a block is absent; its file goes with the next pass of the
+    collector, within minutes while anything is written. None = no end."""
     disk_bytes: SizeOrNone | None = None
     """Bound of all files under the root; None = 100 GB, at most half of what the disk could give; 0 = no
     files: what the ring evicts is gone, and all of it with the last process."""
@@ -149,10 +149,10 @@ class CacheConfig(BaseModel):
 
     @model_validator(mode="after")
     def _writers_are_threads(self) -> Self:
-        if self.io_threads is not None and (self.write_threads or 0) > self.io_threads:
+        if self.write_threads is not None and self.write_threads > self.thread_count():
             raise ValueError(
-                f"write_threads = {self.write_threads} is more than io_threads = {self.io_threads};"
-                f" use at most {self.io_threads}"
+                f"write_threads = {self.write_threads} is more than io_threads = {self.thread_count()};"
+                f" use at most {self.thread_count()}"
             )
         return self
 

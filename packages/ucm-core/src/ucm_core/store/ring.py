@@ -430,7 +430,7 @@ def _check_header(
         "payload bytes": (living_bytes, payload_bytes),
         "geometry digest": (living_digest.hex(), geometry_digest.hex()),
         "policy": (dict(enumerate(_POLICIES)).get(policy, policy), options.policy),
-        "ttl": (ttl_s, options.numbers[1]),
+        "ttl_s (0 = none)": (ttl_s, options.numbers[1]),
         "shards": (shards, options.shards),
         "file size": (
             os.fstat(entered.descriptor).st_size,

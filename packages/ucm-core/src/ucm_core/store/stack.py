@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from ucm_core.errors import ConfigError
 from ucm_core.spec.keys import row_seed
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 from ucm_core.spec.units import Segment
@@ -62,16 +63,20 @@ class StoreParts:
     ring: RingOptions = field(default_factory=RingOptions)
 
 
-def plan_rows(table: SpecTable, ring_bytes: int | None) -> dict[str, RowPlan]:
+def plan_rows(
+    table: SpecTable, ring_bytes: int | None, *, disk_bytes: int | None = None
+) -> dict[str, RowPlan]:
     """One plan for every row that is cached; touches nothing.
 
-    Raises `ucm_core.ConfigError` when ``ring_bytes`` is too small or more than all memory,
+    Raises `ucm_core.ConfigError` when ``ring_bytes`` is too small or more than all memory, or ``disk_bytes``
+    has no room for one object of every row (0 = no files),
     `ucm_core.SpecError` when an object is too large or would have more shards than a header has room for.
     """
     if ring_bytes is not None:
         check_ring_bytes(ring_bytes)
     rows = [row for row in table.rows if row.kind is not RowKind.NONE]
     shapes = {row.name: Geometry.of_row(row) for row in rows}
+    _check_disk_bytes(shapes, disk_bytes)
     demands = {row.name: RingDemand(shapes[row.name].payload_bytes, _tokens(row)) for row in rows}
     slots = ring_slots(demands, ring_bytes) if rows else {}
     return {
@@ -84,6 +89,15 @@ def plan_rows(table: SpecTable, ring_bytes: int | None) -> dict[str, RowPlan]:
         )
         for row in rows
     }
+
+
+def _check_disk_bytes(shapes: Mapping[str, Geometry], disk_bytes: int | None) -> None:
+    least_bytes = sum(shape.object_bytes for shape in shapes.values())
+    if disk_bytes and disk_bytes < least_bytes:
+        raise ConfigError(
+            f"disk_bytes = {disk_bytes} is too small: one object of each row needs {least_bytes};"
+            " raise it, leave it out, or give 0 for no files"
+        )
 
 
 def key_seeds(table: SpecTable, namespace_digest: bytes) -> dict[str, bytes]:
@@ -149,9 +163,12 @@ def _join_ring(name: str, plan: RowPlan, options: RingOptions) -> Ring | NoRing:
     if plan.joins:
         with suppress(RuntimeError, OSError):
             return _opener(plan, options)(name)
-    _log.warning(
-        "row %s has no ring: ring_bytes has no room for it, and files are read and written directly",
+    level, why = (logging.WARNING, "has no room for it") if plan.joins else (logging.INFO, "is 0")
+    _log.log(
+        level,
+        "row %s has no ring: ring_bytes %s, and files are read and written directly",
         plan.row.name,
+        why,
     )
     return NoRing()
 
