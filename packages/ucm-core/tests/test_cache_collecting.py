@@ -88,7 +88,7 @@ def test_what_a_verdict_touched_survives_a_pass_and_what_none_did_goes(
         assert resume(cache, TOKENS) == 0
 
 
-def test_what_a_lease_keeps_stays_although_it_is_the_oldest(root: Path, pool: IoPool) -> None:
+def test_what_a_lease_keeps_stays_although_it_is_the_oldest(root: Path) -> None:
     """Of another cache of this node, whose ring is the same."""
     with open_cache(root, HYBRID) as other, open_cache(root, HYBRID) as cache:
         fill_two(cache)
@@ -97,7 +97,7 @@ def test_what_a_lease_keeps_stays_although_it_is_the_oldest(root: Path, pool: Io
         cache.close()
         age(root)
         leased = {key[:16].tobytes().hex() for keys in verdict.keys.values() for key in keys}
-        halve(other._spaces.root, Collector(other._spaces.root, pool, view=other._spaces))
+        halve(other._spaces.root, other._spaces._parts.room)
         left = {path.name[:32] for path in object_files(root)}
         assert leased <= left
         assert len(left) < 2 * 24

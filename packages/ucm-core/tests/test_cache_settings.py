@@ -84,3 +84,4 @@ def test_waits_are_as_long_as_they_were_asked_to_be(tmp_path: Path) -> None:
     with open_cache(tmp_path, save_wait_s=0.25, load_wait_s=7.0, ttl_s=90.0) as cache:
         limits = cache.stores[FULL.name]._tiers.limits  # type: ignore[attr-defined]
         assert (limits.save_wait_s, limits.load_wait_s, limits.ttl_s) == (0.25, 7.0, 90.0)
+        assert cache._spaces.root.ttl_s == 90.0

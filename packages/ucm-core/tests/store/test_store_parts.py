@@ -87,6 +87,22 @@ def test_a_save_that_the_bound_refuses_makes_room_and_is_kept(tmp_path: Path) ->
     store.close()
 
 
+def test_the_reserve_of_a_ring_is_for_loads(tmp_path: Path) -> None:
+    """Two of 32 slots; thirty are in use."""
+    writer = open_store(tmp_path, GEOMETRY)
+    save(writer, *range(33))
+    writer.close()
+    store = open_store(tmp_path, GEOMETRY, slots=32)
+    assert store.prefetch(keys_of(*range(30))).wait(WAIT_S)
+    with store.pin(keys_of(*range(30))):
+        prefetched = store.prefetch(keys_of(30))
+        assert prefetched.wait(WAIT_S)
+        assert prefetched.object_results.tolist() == [ResultCode.NO_SPACE]
+        assert store.load(keys_of(31, 32), BufferBlocks(blank(GEOMETRY, 2))).wait(WAIT_S)
+        assert store._tiers.ring.lookup(keys_of(30, 31, 32)).tolist() == [0, 1, 1]
+    store.close()
+
+
 def test_a_queued_save_that_is_cancelled_takes_and_keeps_nothing(tmp_path: Path) -> None:
     store, go = open_store(tmp_path, GEOMETRY, threads=1), threading.Event()
     store._tiers.pool.submit(Priority.LOAD, lambda: assert_set(go))
