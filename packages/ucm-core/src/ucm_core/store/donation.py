@@ -8,8 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 from ucm_core import _native
 from ucm_core.errors import ClosedError, NoSpace, StoreError
 from ucm_core.flow.ticket import ResultCode, Ticket
@@ -17,8 +15,8 @@ from ucm_core.spec.keys import Keys
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.payloads import Payloads, SlotPayloads
 from ucm_core.store.ring import Outcome
-from ucm_core.store.tiers import Tiers
-from ucm_core.store.writing import Writer
+from ucm_core.store.tiers import KeyBatch, Tiers
+from ucm_core.store.writing import WriteOrder, Writer
 
 
 class Donation:
@@ -57,11 +55,11 @@ class Donation:
 
     @classmethod
     def _of(cls, payload: Payloads, tiers: Tiers, writer: Writer, key: Keys) -> Donation:
-        names = [key.tobytes()]
+        batch = KeyBatch(key[None])
         return cls(
             tiers.files.geometry,
             payload,
-            lambda ticket: writer.write(names, payload, waiters=[(ticket, np.array([0]))]),
+            lambda ticket: writer.write(WriteOrder(batch, ticket, batch.first), payload),
         )
 
     def view(self, shard: int, *, begin: int = 0, end: int | None = None) -> memoryview:

@@ -163,7 +163,7 @@ class FileTier:
         codes = np.full(len(keys), ResultCode.UNAVAILABLE, dtype=np.uint8)
         if not self._root.available or not len(keys):
             return codes
-        _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        first, inverse = _distinct(keys)
         codes[first[self.stored(keys[first])]] = ResultCode.OK
         todo = np.sort(first[codes[first] != ResultCode.OK])
         try:
@@ -177,7 +177,7 @@ class FileTier:
             failure = _failure(error)
             codes[todo] = _codes(failure)
             self._tell("write", failure)
-        return codes[first][inverse.reshape(-1)]
+        return codes[first][inverse]
 
     def touch(self, keys: Keys) -> None:
         """Mark objects as used now, for the collector; absent ones are passed over."""
@@ -222,7 +222,8 @@ class FileTier:
         """Write what has room reserved, and settle the reservation whatever happens."""
         size, written, there = self.geometry.object_bytes, 0, 0
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            if not self.directory.is_dir():
+                self.directory.mkdir(parents=True, exist_ok=True)
             results = self._write_patiently(
                 np.ascontiguousarray(keys), np.ascontiguousarray(addresses, dtype=np.int64), sync=sync
             )
@@ -242,11 +243,11 @@ class FileTier:
         """Write, and again what failed by an error that may pass: new files each time, never half of one."""
         results = self._write_once(keys, addresses, sync=sync)
         for pause_s in RETRY_PAUSES_S:
-            again = np.flatnonzero(np.isin(results, _PASSING))
-            if not again.size:
+            again = [n for n in np.flatnonzero(results).tolist() if results[n] in _PASSING]
+            if not again:
                 break
             time.sleep(pause_s)
-            metrics.WRITE_RETRIES.inc(again.size)
+            metrics.WRITE_RETRIES.inc(len(again))
             results[again] = self._write_once(keys[again], addresses[again], sync=sync)
         return results
 
@@ -339,8 +340,18 @@ def _name_of(entry: os.DirEntry[str]) -> bytes:
     return bytes.fromhex(entry.name[: 2 * NAME_BYTES])
 
 
+def _distinct(keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where each distinct key stands first, and for every key which of those it is."""
+    packed, numbers = keys.tobytes(), dict[bytes, int]()
+    each = [packed[begin : begin + 32] for begin in range(0, len(packed), 32)]
+    inverse = np.array([numbers.setdefault(name, len(numbers)) for name in each], dtype=np.int64)
+    return np.unique(inverse, return_index=True)[1], inverse
+
+
 def _codes(results: Results) -> Codes:
     """Translate the native results."""
+    if not results.any():
+        return np.zeros(results.shape, dtype=np.uint8)  # OK
     codes = np.full(results.shape, ResultCode.UNAVAILABLE, dtype=np.uint8)
     codes[results == 0] = ResultCode.OK
     codes[(results == _MISS) | (results == _FOREIGN)] = ResultCode.MISS

@@ -16,7 +16,7 @@ from ucm_core.store.held import HeldSlots
 from ucm_core.store.payloads import Payloads, SlotPayloads
 from ucm_core.store.ring import Claims, Outcome
 from ucm_core.store.tiers import KeyBatch, Tiers, copy_each, count_failures
-from ucm_core.store.writing import Writer
+from ucm_core.store.writing import WriteOrder, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Save:
                 self._fail(todo, ResultCode.CANCELLED)
                 return
             seen = self._writer.finished
-            size = self._tiers.chunk_objects
+            size = self._tiers.wave_objects
             left = self._wave(todo[:size])
             again: Int64s | None = left.ids
             if left.ids.size == todo[:size].size and not left.again:
@@ -88,6 +88,8 @@ class Save:
 
     def _skip_files(self, ids: Int64s) -> Int64s:
         on_file = self._tiers.files.stored(self._batch.keys)
+        if not on_file.any():
+            return ids
         self._ticket.settle_present(self._batch.positions(ids[on_file]))
         return ids[~on_file]
 
@@ -117,8 +119,11 @@ class Save:
         codes = self._gather(ids[places], held.addresses(places))
         good: Int64s = places[codes == ResultCode.OK]
         held.publish(good)
-        held.abort(places[codes != ResultCode.OK])
-        self._fail(ids[places[codes != ResultCode.OK]], ResultCode.INVALID)  # nobody waits for it any more
+        if good.size < places.size:
+            held.abort(places[codes != ResultCode.OK])
+            self._fail(
+                ids[places[codes != ResultCode.OK]], ResultCode.INVALID
+            )  # nobody waits for it any more
         return good
 
     def _past_ring(self, ids: Int64s) -> Int64s:
@@ -159,9 +164,8 @@ class Save:
             self._write(ids, payloads)
 
     def _write(self, ids: Int64s, payloads: Payloads) -> None:
-        waiters = [(self._ticket, self._batch.positions(ids[i : i + 1])) for i in range(ids.size)]
-        names = [self._batch.names[i] for i in ids]
-        self._writer.write(names, payloads, waiters=waiters, inline=self._on_io_thread)
+        order = WriteOrder(self._batch, self._ticket, ids)
+        self._writer.write(order, payloads, inline=self._on_io_thread)
 
     def _fail(self, ids: Int64s, code: ResultCode) -> None:
         if ids.size:

@@ -76,6 +76,15 @@ class Tiers:
         by_slots = self.ring.slots // self.pool.threads
         return min(by_bytes, by_slots or by_bytes)
 
+    @property
+    def wave_objects(self) -> int:
+        """Objects that a save gathers before it hands them to the threads: a few pieces of I/O work.
+
+        While they write, gathering goes slower; so most batches are gathered whole first.
+        """
+        by_slots = self.ring.slots // self.pool.threads
+        return max(self.chunk_objects, min(4 * self.chunk_objects, by_slots))
+
     def chunks(self, count: int, *, times: int = 1) -> Iterator[Int64s]:
         """``range(count)``, `rotated`, in pieces of ``times`` `chunk_objects`, less to keep threads busy."""
         size = min(times * self.chunk_objects, max(1, -(-count // self.pool.threads)))

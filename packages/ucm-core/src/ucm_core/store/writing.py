@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +11,35 @@ import numpy.typing as npt
 from ucm_core.flow.own import OwnCondition
 from ucm_core.flow.ticket import Codes, Level, ResultCode, Ticket
 from ucm_core.ops import metrics
+from ucm_core.spec.keys import Keys
 from ucm_core.store.arrays import Int64s
 from ucm_core.store.payloads import Payloads, PrivateMemory, PrivatePayloads
 from ucm_core.store.pool import Priority
-from ucm_core.store.tiers import Room, Tiers, count_failures
+from ucm_core.store.tiers import KeyBatch, Room, Tiers, count_failures
 
-Waiter = tuple[Ticket, Int64s]
-"""A ticket and the positions in it that wait for one key."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WriteOrder:
+    """Distinct keys of a batch, and the ticket that waits for their files."""
+
+    batch: KeyBatch
+    ticket: Ticket
+    ids: Int64s
+
+    @property
+    def names(self) -> list[bytes]:
+        """The keys as bytes."""
+        return [self.batch.names[i] for i in self.ids.tolist()]
+
+    def part(self, places: Int64s) -> WriteOrder:
+        """Those at ``places``."""
+        return replace(self, ids=self.ids[places])
+
+    def tell(self, codes: Codes, level: Level) -> None:
+        """Settle what became of each file; of what the ring holds the first answer was known before."""
+        positions, which = self.batch.expand(self.ids)
+        self.ticket.settle(positions, codes[which])
+        self.ticket.settle_durable(positions, codes[which], level=level)
 
 
 class Writer:
@@ -31,7 +53,8 @@ class Writer:
         self._tiers = tiers
         self._room = room
         self._changed = OwnCondition()
-        self._waiters: dict[bytes, list[Waiter]] = {}
+        self._under_way: set[bytes] = set()
+        self._others: dict[bytes, list[tuple[WriteOrder, int]]] = {}  # who waits for what another writes
         self._borrowed = self._in_slots = 0
         self._finished = 0
         self._kept = self._lost = self._telling = 0
@@ -41,7 +64,7 @@ class Writer:
     def pending(self) -> int:
         """Keys whose file is not down yet."""
         with self._changed:
-            return len(self._waiters)
+            return len(self._under_way)
 
     @property
     def tally(self) -> tuple[int, int]:
@@ -70,23 +93,23 @@ class Writer:
             self._borrowed += granted
         return PrivatePayloads(PrivateMemory(granted, size_bytes), np.arange(granted), self._give_back)
 
-    def write(
-        self, names: list[bytes], payloads: Payloads, *, waiters: list[Waiter], inline: bool = False
-    ) -> None:
-        """Take over the payloads, and write each under its name, here or on the pool."""
+    def write(self, order: WriteOrder, payloads: Payloads, *, inline: bool = False) -> None:
+        """Take over the payloads, and write each under its key, here or on the pool."""
         if self._closed:
-            self._refuse(payloads, waiters)
+            payloads.release()
+            order.ticket.settle_rest(ResultCode.CANCELLED)
             return
-        mine = self._register(names, waiters, in_ring=payloads.in_ring)
+        mine = self._register(order, in_ring=payloads.in_ring)
         places = np.flatnonzero(mine)
         size = self._tiers.chunk_objects
         inline |= not self._tiers.files.keeps
         for begin in range(0, places.size, size):
             chunk = places[begin : begin + size]
-            work = _WriteWork(self, [names[i] for i in chunk], payloads.part(chunk))
+            work = _WriteWork(self, order.part(chunk), payloads.part(chunk))
             if inline or not self._tiers.pool.submit(Priority.WRITE, work.run):
                 work.run()
-        payloads.part(np.flatnonzero(~mine)).release()
+        if places.size < mine.size:
+            payloads.part(np.flatnonzero(~mine)).release()
 
     def wait_for_slots(self, seen: int, deadline: float) -> bool:
         """As `wait_for_progress`, while any of the pieces holds slots of the ring."""
@@ -101,7 +124,7 @@ class Writer:
         """Wait until more than ``seen`` pieces ended; False: none is under way, or it took too long."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._finished != seen or not (self._waiters or self._borrowed),
+                lambda: self._finished != seen or not (self._under_way or self._borrowed),
                 max(0.0, deadline - time.monotonic()),
             )
             return self._finished != seen and time.monotonic() < deadline
@@ -109,15 +132,14 @@ class Writer:
     def wait_idle(self, timeout_s: float | None) -> bool:
         """Wait until nothing is pending and every ticket knows it."""
         with self._changed:
-            return self._changed.wait_for(lambda: not (self._waiters or self._telling), timeout_s)
+            return self._changed.wait_for(lambda: not (self._under_way or self._telling), timeout_s)
 
     def close(self) -> None:
         """Cancel what is handed over from now on: a donation may outlive its store."""
         self._closed = True
 
-    def write_now(self, names: list[bytes], addresses: Int64s) -> Codes:
+    def write_now(self, keys: Keys, addresses: Int64s) -> Codes:
         """Write, making room as long as that helps when the bound refuses; counted."""
-        keys = np.frombuffer(b"".join(names), dtype=np.uint8).reshape(-1, 32)
         files, sync = self._tiers.files, self._tiers.limits.sync
         codes = files.write(keys, addresses, sync=sync)
         if not files.keeps:
@@ -135,19 +157,23 @@ class Writer:
     def _has_room_for(self, refused: Int64s) -> bool:
         return bool(refused.size) and self._room is not None and self._room.make_room()
 
-    def finish(self, names: list[bytes], payloads: Payloads, *, codes: Codes) -> None:
+    def finish(self, order: WriteOrder, payloads: Payloads, *, codes: Codes) -> None:
         """Let go of the payloads, then tell the tickets (whoever wakes finds room)."""
         try:
             payloads.release()
         finally:
             with self._changed:
-                told = [self._waiters.pop(name) for name in names]
+                others = self._unregister(order, codes)
                 self._telling += 1
-                self._in_slots -= len(names) * payloads.in_ring
+                self._in_slots -= order.ids.size * payloads.in_ring
+            level = Level.SYNCED if self._tiers.limits.sync else Level.ON_MEDIUM
             try:
-                _tell(told, codes, Level.SYNCED if self._tiers.limits.sync else Level.ON_MEDIUM)
+                order.tell(codes, level)
+                for other, news in others.items():
+                    places, each = np.array(news).T
+                    other.part(places).tell(each.astype(np.uint8), level)
             finally:
-                self._end(len(names), lost=int(np.count_nonzero(codes)) if self._tiers.files.keeps else 0)
+                self._end(order.ids.size, lost=int(np.count_nonzero(codes)) if self._tiers.files.keeps else 0)
 
     def _end(self, objects: int, *, lost: int) -> None:
         with self._changed:
@@ -157,20 +183,27 @@ class Writer:
             self._finished += 1
             self._changed.notify_all()
 
-    def _refuse(self, payloads: Payloads, waiters: list[Waiter]) -> None:
-        payloads.release()
-        for ticket, _ in waiters:
-            ticket.settle_rest(ResultCode.CANCELLED)
-
-    def _register(self, names: list[bytes], waiters: list[Waiter], *, in_ring: bool) -> npt.NDArray[np.bool_]:
+    def _register(self, order: WriteOrder, *, in_ring: bool) -> npt.NDArray[np.bool_]:
         """True where nobody writes the key yet and the caller's payload will be used."""
-        mine = np.zeros(len(names), dtype=np.bool_)
+        names, mine = order.names, np.ones(order.ids.size, dtype=np.bool_)
         with self._changed:
-            for place, (name, waiter) in enumerate(zip(names, waiters, strict=True)):
-                mine[place] = name not in self._waiters
-                self._waiters.setdefault(name, []).append(waiter)
+            if not self._under_way.isdisjoint(names):
+                for place in [place for place, name in enumerate(names) if name in self._under_way]:
+                    mine[place] = False
+                    self._others.setdefault(names[place], []).append((order, place))
+            self._under_way.update(names)
             self._in_slots += int(np.count_nonzero(mine)) * in_ring
         return mine
+
+    def _unregister(self, order: WriteOrder, codes: Codes) -> dict[WriteOrder, list[tuple[int, int]]]:
+        """Who else waits for these keys: places in its order, and the codes there."""
+        names, news = order.names, dict[WriteOrder, list[tuple[int, int]]]()
+        self._under_way.difference_update(names)
+        if self._others:
+            for name, code in zip(names, codes.tolist(), strict=True):
+                for other, place in self._others.pop(name, ()):
+                    news.setdefault(other, []).append((place, code))
+        return news
 
     def _give_back(self, count: int) -> None:
         with self._changed:
@@ -179,30 +212,18 @@ class Writer:
             self._changed.notify_all()
 
 
-def _tell(told: list[list[Waiter]], codes: Codes, level: Level) -> None:
-    """Settle every ticket, each once, with what became of the keys that it waits for."""
-    news: dict[Ticket, list[tuple[Int64s, int]]] = {}
-    for waiters, code in zip(told, codes.tolist(), strict=True):
-        for ticket, positions in waiters:
-            news.setdefault(ticket, []).append((positions, code))
-    for ticket, parts in news.items():
-        positions = np.concatenate([part for part, _ in parts])
-        each = np.repeat([code for _, code in parts], [part.size for part, _ in parts])
-        ticket.settle(positions, each)  # of what the ring holds it was known before
-        ticket.settle_durable(positions, each, level=level)
-
-
 @dataclass(frozen=True, slots=True)
 class _WriteWork:
     """One piece of writing; ends with a code for every key, whatever happens."""
 
     writer: Writer
-    names: list[bytes]
+    order: WriteOrder
     payloads: Payloads
 
     def run(self) -> None:
-        codes = np.full(len(self.names), ResultCode.UNAVAILABLE, dtype=np.uint8)
+        order = self.order
+        codes = np.full(order.ids.size, ResultCode.UNAVAILABLE, dtype=np.uint8)
         try:
-            codes = self.writer.write_now(self.names, self.payloads.addresses)
+            codes = self.writer.write_now(order.batch.keys[order.ids], self.payloads.addresses)
         finally:
-            self.writer.finish(self.names, self.payloads, codes=codes)
+            self.writer.finish(order, self.payloads, codes=codes)
