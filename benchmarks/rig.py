@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from benchmarks.frame import Cost, Round
 from ucm_core.flow.copy import BufferBlocks
+from ucm_core.ops.config import CacheConfig
 from ucm_core.store.block import BlockStore
 from ucm_core.store.files import FileTier
 from ucm_core.store.geometry import Geometry
@@ -53,7 +54,7 @@ def work_folder() -> Iterator[Path]:
 
 
 class Rig:
-    """A block store of its own: a ring of ``slots``, files in ``folder``, two threads. A context."""
+    """A block store of its own: a ring of ``slots``, files in ``folder``, as many threads as a cache has. A context."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Rig:
         self.ring = Ring.open(
             ring_name, slots=slots, payload_bytes=geometry.payload_bytes, geometry_digest=geometry.digest
         )
-        self.pool = IoPool(2)
+        self.pool = IoPool(CacheConfig().thread_count())
         self.store = BlockStore(Tiers(self.ring, self.files, self.pool, "row", StoreLimits()))
 
     def __enter__(self) -> Self:
