@@ -54,7 +54,7 @@ def work_folder() -> Iterator[Path]:
 
 
 class Rig:
-    """A block store of its own: a ring of ``slots``, files in ``folder``, as many threads as a cache has. A context."""
+    """A store of its own: a ring of ``slots``, files in ``folder``, threads as in a cache. A context."""
 
     def __init__(
         self,

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "object_format.hpp"
+#include "steps.hpp"
 #include "uring.hpp"
 
 namespace ucm {
@@ -145,6 +146,7 @@ class UringMover {
     while (next_ < work_.count() || under_way_ > 0) {
       start_more();
       for (const std::uint64_t place : ring_.submit()) go_on_here(place);
+      UCM_STEP("files.uring.submitted");
       if (under_way_ > 0) take(ring_.wait());
     }
   }
@@ -166,6 +168,7 @@ class UringMover {
   }
   void take(const Completion &completion) {
     const std::size_t place = completion.token;
+    UCM_STEP("files.uring.completed");
     if (completion.answer == -EAGAIN || completion.answer == -ECANCELED)
       go_on_here(place);  // the ring's own troubles, not the file's
     else if (places_[place].transfer.take(completion.answer))

@@ -71,7 +71,7 @@ class Actor:
         self.store: BlockStore
         self.spare = fresh(turn, FRESH + 2)[-1]
 
-    def open(self, *, capacity_objects: int | None = None, **limits: Any) -> None:
+    def open(self, *, capacity_objects: int | None = None, uring: bool = False, **limits: Any) -> None:
         """Open the store."""
         capacity = None if capacity_objects is None else capacity_objects * GEOMETRY.object_bytes
         self.store = open_store(
@@ -81,6 +81,7 @@ class Actor:
             ring_name=self.place.ring,
             capacity_bytes=capacity,
             limits=StoreLimits(**{"save_wait_s": 5.0, "load_wait_s": 5.0, **limits}),
+            uring=uring,
         )
 
     @property
@@ -151,6 +152,14 @@ def both(actor: Actor) -> None:
     actor.save(*actor.mine[:2])
     actor.store._tiers.ring.drop(keys_of(*actor.mine[:2]))
     actor.load(*actor.mine[:2], *OLD[:2])
+
+
+def uring(actor: Actor) -> None:
+    """There and back, many at once; old ones too."""
+    actor.open(uring=True)
+    actor.save(*actor.mine[:6])
+    actor.store._tiers.ring.drop(keys_of(*actor.mine[:6]))
+    actor.load(*actor.mine[:6], *OLD)
 
 
 def save_synced(actor: Actor) -> None:
@@ -318,6 +327,7 @@ SCENARIOS = {
     "save_refused": Scenario(
         save, strikes=(Strike("call.rename", 1, Action.FAIL, errno.EIO),), steps=("files.", "call.")
     ),
+    "uring": Scenario(uring, steps=("files.",)),
     "load": Scenario(load),
     "prefetch": Scenario(prefetch),
     "donate": Scenario(donate),

@@ -85,9 +85,10 @@ def open_store(
     ring_name: str | None = None,
     faults: Faults | None = None,
     durable: bool = True,
+    uring: bool = False,
 ) -> BlockStore:
     """A store over ``directory``; its root and its threads end with it. No slots: no ring."""
-    root = CacheRoot(directory, capacity_bytes=capacity_bytes).open()
+    root = CacheRoot(directory, capacity_bytes=capacity_bytes, uring=uring).open()
     files: Any = NoFiles(geometry)
     if durable:
         row = root.path / NAMESPACE / "row"
