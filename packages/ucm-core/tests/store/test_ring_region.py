@@ -159,7 +159,7 @@ def test_another_header_version_is_refused_with_both(name: str) -> None:
         ({"payload_bytes": 8192}, "payload bytes 4096, not 8192"),
         ({"geometry_digest": bytes(32)}, f"geometry digest {DIGEST.hex()}, not {bytes(32).hex()}"),
         ({"options": RingOptions(policy="lru")}, "policy clock, not lru"),
-        ({"options": RingOptions(ttl_s=9.5)}, "ttl 0, not 10"),
+        ({"options": RingOptions(ttl_s=9.5)}, r"ttl_s \(0 = none\) 0, not 10"),
         ({"shards": 2}, "shards 1, not 2"),
     ],
 )
