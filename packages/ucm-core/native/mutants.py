@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ from pathlib import Path
 NATIVE = Path(__file__).parent
 SECONDS = 15
 """How long a run may take to notice; most need one."""
+PATIENCE_S = 45.0
+"""What takes longer hangs, and is noticed by that."""
 COMPILE = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-fno-omit-frame-pointer", "-pthread"]
 
 
@@ -100,7 +103,7 @@ class Trial:
 
     name: str
     status: int | None
-    """Exit status of the binary; None = it did not end, or could not be compiled."""
+    """Exit status of the binary; None = it could not be compiled."""
     message: str
     """The first thing that it said."""
     seconds: float
@@ -132,20 +135,29 @@ def outcome(folder: Path, run: Run, seconds: int) -> tuple[int | None, str]:
     compiled = subprocess.run(compile_, capture_output=True, text=True, check=False)
     if compiled.returncode != 0:
         return None, compiled.stderr
+    status, errors = ended_within(PATIENCE_S, run.command(binary, seconds))
+    said = [line for line in errors.splitlines() if line.strip("= ")]
+    return status, said[0] if said else ""
+
+
+def ended_within(seconds: float, command: list[str]) -> tuple[int, str]:
+    """Exit status and errors of a command; one that hangs is killed with its children, which fails it."""
     settings = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
-    try:
-        ended = subprocess.run(
-            run.command(binary, seconds),
-            env=settings,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=90,
-        )
-    except subprocess.TimeoutExpired:
-        return None, "it did not end"
-    said = [line for line in ended.stderr.splitlines() if line.strip("= ")]
-    return ended.returncode, said[0] if said else ""
+    with subprocess.Popen(
+        command,
+        env=settings,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            errors = process.communicate(timeout=seconds)[1]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return -signal.SIGKILL, f"nothing moved for {seconds:.0f} s"
+        return process.returncode, errors
 
 
 def main(wanted: list[str]) -> int:

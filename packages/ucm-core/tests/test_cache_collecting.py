@@ -163,3 +163,12 @@ def test_what_is_older_than_the_ttl_goes_with_the_next_start(
     with open_cache(root, HYBRID, ttl_s=ttl_s) as cache:
         cache._spaces._parts.room.collect()  # takes part in the pass of the start, or begins one
     assert len(object_files(root)) == there
+
+
+def test_a_root_that_takes_no_files_is_no_matter_for_the_collector(caplog: pytest.LogCaptureFixture) -> None:
+    unusable, pool = CacheRoot(Path("/proc/nothing-may-be-made-here")).open(), IoPool(1)
+    assert not unusable.available
+    caplog.clear()
+    Collector(unusable, pool).take_stock()
+    pool.close(60.0)  # ends when all that was queued has run
+    assert caplog.records == []

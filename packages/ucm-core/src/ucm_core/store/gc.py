@@ -103,7 +103,8 @@ class Collector:
 
     def take_stock(self) -> None:
         """Queue a pass that counts, whether one is due or not: others may have died with bytes reserved."""
-        self._queue(_always)
+        if self._root.available:  # what is wrong with the root was said when it was opened
+            self._queue(_always)
 
     def collect(self) -> Collection:
         """Make a pass if one is due; does nothing while another process makes one."""
