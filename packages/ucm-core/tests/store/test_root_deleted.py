@@ -14,6 +14,7 @@ from objects import GEOMETRY, make_keys, open_shelf
 from test_cache import TOKENS, WAIT_S, fill, open_cache, resume
 
 from ucm_core.flow.ticket import ResultCode
+from ucm_core.ops import metrics
 from ucm_core.store.root import CacheRoot
 
 OK, UNAVAILABLE = ResultCode.OK, ResultCode.UNAVAILABLE
@@ -34,11 +35,14 @@ def writer_files(root: Path) -> list[str]:
 def test_the_next_write_makes_the_directory_again_and_says_so_once(shelf, caplog):
     keys = make_keys(4)
     shutil.rmtree(shelf.root.path)
+    gone = metrics.ERRORS.labels(where="root_gone")
+    before = gone._value.get()
     assert shelf.read(keys[:2]) == [ResultCode.MISS] * 2
     with caplog.at_level(logging.WARNING, logger="ucm_core.store"):
         assert shelf.write(keys) == [OK] * 4
         assert shelf.write(make_keys(4, seed=1)) == [OK] * 4
     assert [record.message.count("is made again") for record in caplog.records] == [1]
+    assert gone._value.get() == before + 1
     assert shelf.read(keys) == [OK] * 4
     assert shelf.root.usage.used_bytes == 8 * GEOMETRY.object_bytes
     assert shelf.temporaries() == []

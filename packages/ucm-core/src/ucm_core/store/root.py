@@ -22,6 +22,7 @@ from typing import Any, Protocol, Self
 
 from ucm_core import _native
 from ucm_core.errors import StoreError
+from ucm_core.ops import metrics
 from ucm_core.ops.quiet import quiet_logger
 from ucm_core.store import locks, names, writers
 from ucm_core.store.journal import Journal
@@ -318,6 +319,7 @@ class CacheRoot:
         for path, identity in self._namespaces.items():
             path.mkdir(exist_ok=True)
             self._write_manifest(path / names.MANIFEST, identity)
+        metrics.ERRORS.labels(where="root_gone").inc()
         _once.warning("cache root %s was deleted or moved away, and is made again", str(self.path))
 
     def _write_manifest(self, path: Path, identity: Mapping[str, Any]) -> None:
