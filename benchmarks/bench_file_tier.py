@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -129,11 +128,8 @@ class OurFiles:
 
     def load(self) -> Cost:
         """`BlockStore.prefetch`: from the medium into slots that nobody holds."""
-        for _ in range(100):  # a slot is let go a moment after its ticket is done
-            self._rig.ring.drop(self._keys)
-            if not self._rig.ring.lookup(self._keys).any():
-                break
-            time.sleep(1e-3)
+        self._rig.await_idle()  # a slot is let go a moment after its ticket is done
+        self._rig.ring.drop(self._keys)
         assert not self._rig.ring.lookup(self._keys).any()
 
         def work() -> None:

@@ -85,6 +85,11 @@ class Rig:
         self.pool.close(WAIT_S)
         self.root.close()
 
+    def await_idle(self) -> None:
+        """Wait until no work of the store is under way: no slot is referenced then."""
+        assert self.store._work.wait_idle(WAIT_S)
+        assert self.store._writer.wait_idle(WAIT_S)
+
     def keep(self, keys: Bytes, payloads: Bytes) -> None:
         """Save, and wait for the files."""
         if not self.store.save(keys, BufferBlocks(payloads)).wait_durable(WAIT_S):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,20 +20,6 @@ from ucm_core.store.files import FileTier
 from ucm_core.store.ring import Ring
 
 PAGE, BLOCK = 128, 64
-
-
-@pytest.fixture
-def engines(tmp_path: Path) -> Iterator[Any]:
-    """Make engines on one root; they are closed at the end."""
-    made: list[Halves] = []
-
-    def make(model: families.TinyModel = families.DENSE, **more: Any) -> Halves:
-        made.append(Halves(model, tmp_path / "root", **more))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.close()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,6 @@ from prometheus_client import REGISTRY
 from ucm_core.errors import ConfigError
 from ucm_core.ops.config import RowRetention
 from ucm_vllm.engine_cache import EngineCache
-
-
-@pytest.fixture
-def engines(tmp_path: Path) -> Iterator[Any]:
-    """Make engines on one root; they are closed at the end."""
-    made: list[Halves] = []
-
-    def make(model: families.TinyModel = families.DENSE, **more: Any) -> Halves:
-        made.append(Halves(model, tmp_path / "root", **more))
-        return made[-1]
-
-    yield make
-    for engine in made:
-        engine.close()
 
 
 def objects(root: Path, row: str = "*") -> list[Path]:

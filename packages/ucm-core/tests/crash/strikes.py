@@ -19,7 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from scenarios import ALL, OLD, Actor, Peer, Place
+from peer import Peer
+from scenarios import ALL, OLD, Actor, Place
 from shim import Action, Shim, Strike
 
 from ucm_core.errors import UcmError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -30,3 +31,14 @@ def test_names_are_unique() -> None:
 def test_there_are_mutations_of_orders_moves_and_deaths() -> None:
     assert sum("memory_order_relaxed" in mutant.new for mutant in script.MUTANTS) >= 3
     assert {mutant.run for mutant in script.MUTANTS} == {script.RACES, script.DEATHS}
+
+
+def test_a_run_that_hangs_is_killed_with_its_children_and_noticed() -> None:
+    hanging = ["bash", "-c", "sleep 600 & sleep 600"]  # the child keeps the pipe open unless it is killed too
+    status, message = script.ended_within(0.2, hanging)
+    assert status == -signal.SIGKILL
+    assert message.startswith("nothing moved")
+
+
+def test_a_run_that_ends_keeps_its_status_and_its_words() -> None:
+    assert script.ended_within(60.0, ["bash", "-c", "echo wrong >&2; exit 3"]) == (3, "wrong\n")

@@ -25,6 +25,7 @@ NUMBERS = {
     "openat": 257,
     "fallocate": 285,
     "renameat": 264,
+    "unlinkat": 263,
     "fsync": 74,
     "fdatasync": 75,
     "preadv": 295,

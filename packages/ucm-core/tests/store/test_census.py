@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ucm_core.ops import metrics
 from ucm_core.store.census import Census
 
 NAMESPACES = ("ab" * 16, "cd" * 16)
@@ -128,9 +129,12 @@ def test_what_cannot_be_listed_is_passed_over_and_said(tmp_path, monkeypatch):
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
+    failures = metrics.ERRORS.labels(where="collector")
+    before = failures._value.get()
     census = listed(tmp_path)
     assert len(census.families().sizes) == 1
     assert not census.complete
+    assert failures._value.get() > before
 
 
 def test_a_root_that_is_gone_has_nothing(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_errors import failing
 
 from ucm_core.ops import metrics
 from ucm_core.store import locks
@@ -186,3 +188,33 @@ def test_the_survivors_are_the_most_recent(tmp_path_factory: pytest.TempPathFact
         removed = [ages[n] for n in set(range(len(ages))) - set(kept)]
         assert max([ages[n] for n in kept]) <= min(removed, default=np.inf)
     pool.close()
+
+
+def failures() -> float:
+    value: float = metrics.ERRORS.labels(where="collector")._value.get()
+    return value
+
+
+def test_a_pass_that_cannot_begin_is_counted(root: CacheRoot, pool: IoPool) -> None:
+    for n in range(10):
+        place(root, n, age_s=n)
+    before = failures()
+    (root.path / ".collector").mkdir()
+    assert Collector(root, pool).collect().objects == 0
+    assert failures() > before
+
+
+def test_room_that_cannot_be_made_is_counted(root: CacheRoot, pool: IoPool) -> None:
+    collector, before = Collector(root, pool), failures()
+    (root.path / ".usage").unlink(missing_ok=True)
+    (root.path / ".usage").mkdir()
+    assert not collector.make_room()
+    assert failures() > before
+
+
+def test_an_object_that_cannot_be_removed_is_counted(root: CacheRoot, pool: IoPool) -> None:
+    paths = [place(root, n, age_s=n) for n in range(10)]
+    before = failures()
+    failing("unlinkat", errno.EROFS, Collector(root, pool).collect)
+    assert left(paths) == list(range(10))
+    assert failures() > before

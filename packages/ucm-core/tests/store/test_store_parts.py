@@ -405,6 +405,7 @@ def test_a_row_without_room_for_a_ring_joins_one_that_lives(caplog: pytest.LogCa
         assert joined.slots == ring.slots
         joined.close()
         assert isinstance(stack._join_ring(name, replace(late, joins=False), options), NoRing)
+    assert caplog.text.count("has no ring") == 1, "who wants none is not warned"
 
 
 @pytest.mark.parametrize(("ring_bytes", "joins"), [(0, False), (1 << 20, True), (None, True)])
@@ -426,7 +427,9 @@ def test_without_shared_memory_the_ring_is_private(
 
     monkeypatch.setattr(stack.Ring, "open", refuse)
     plan = stack.plan_rows(SpecTable((FULL,), 16), 1 << 20)["full"]
+    refused = metrics.ERRORS.labels(where="ring")._value.get()
     ring = stack._open_ring("0" * 16, plan, RingOptions(policy="sieve"))
+    assert metrics.ERRORS.labels(where="ring")._value.get() == refused + 1
     assert ring.statistics().policy == "sieve"
     assert ring.slots >= 8
     assert "row full: no shared ring, this process uses a private one: shared memory is full" in caplog.text

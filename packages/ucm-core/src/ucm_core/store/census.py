@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ucm_core.ops import metrics
 from ucm_core.ops.quiet import quiet_logger
 from ucm_core.spec.keys import NAME_BYTES
 from ucm_core.store import names
@@ -129,4 +130,5 @@ class Census:
 
     def _pass_over(self, error: OSError) -> None:
         self.complete = False
+        metrics.ERRORS.labels(where="collector").inc()
         _log.warning("cannot list all of the cache, what cannot be seen stays: %s", error)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
+from ucm_core.ops import metrics
 from ucm_core.ops.quiet import quiet_logger
 from ucm_core.store.census import Census
 from ucm_core.store.locks import KeptLock
@@ -89,6 +90,7 @@ class Collector:
                 self._run(_always, asked=True)
             return self._done != before or self._excess_bytes() <= 0
         except OSError as error:
+            metrics.ERRORS.labels(where="collector").inc()
             _log.warning("cannot make room in %s: %s", self._root.path, error)
             return False
 
@@ -173,6 +175,7 @@ class Collector:
             except StopIteration:
                 pass
             except OSError as error:
+                metrics.ERRORS.labels(where="collector").inc()
                 _log.warning("a pass over %s ended early: %s", self._root.path, error)
             finally:
                 if not going:

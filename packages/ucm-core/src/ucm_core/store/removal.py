@@ -188,6 +188,7 @@ def _unlink(folder: int | None, file: str) -> bool:
 
 def _pass_over(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
+        metrics.ERRORS.labels(where="collector").inc()
         _log.warning("cannot remove an object, it stays: %s", error)
 
 

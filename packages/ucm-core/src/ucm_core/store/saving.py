@@ -120,10 +120,9 @@ class Save:
         good: Int64s = places[codes == ResultCode.OK]
         held.publish(good)
         if good.size < places.size:
-            held.abort(places[codes != ResultCode.OK])
-            self._fail(
-                ids[places[codes != ResultCode.OK]], ResultCode.INVALID
-            )  # nobody waits for it any more
+            bad = places[codes != ResultCode.OK]
+            held.abort(bad)
+            self._fail(ids[bad], ResultCode.INVALID)  # their slots are free by now
         return good
 
     def _past_ring(self, ids: Int64s) -> Int64s:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ucm_core.errors import ConfigError
+from ucm_core.ops import metrics
 from ucm_core.spec.keys import row_seed
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 from ucm_core.spec.units import Segment
@@ -179,6 +180,7 @@ def _open_ring(name: str, plan: RowPlan, options: RingOptions) -> Ring:
     try:
         return open_ring(name)
     except (RuntimeError, OSError) as error:  # a RuntimeError also where memory cannot be mapped
+        metrics.ERRORS.labels(where="ring").inc()
         _log.warning("row %s: no shared ring, this process uses a private one: %s", plan.row.name, error)
     try:
         return open_ring(None)
