@@ -153,7 +153,7 @@ def test_nothing_is_removed_for_bytes_that_are_not_there(root: CacheRoot, pool: 
     paths = [place(root, n, age_s=n) for n in range(3)]
     collector = Collector(root, pool)
     for call in (collector.collect, collector.make_room):
-        (root.path / ".usage").write_bytes(struct.pack("<QQ", 10 * OBJECT_BYTES, 0))
+        (root.path / ".usage").write_bytes(struct.pack("<QQQ", 10 * OBJECT_BYTES, 0, 0))
         assert call() in (True, Collection())
         assert left(paths) == [0, 1, 2]
         assert root.usage.used_bytes == 3 * OBJECT_BYTES

@@ -14,7 +14,7 @@ from test_census import listed, put
 
 from ucm_core.flow.copy import BufferBlocks
 from ucm_core.flow.ticket import ResultCode
-from ucm_core.store import locks, usage
+from ucm_core.store import usage
 from ucm_core.store.files import FileTier
 from ucm_core.store.gc import Collector
 from ucm_core.store.pool import IoPool
@@ -71,7 +71,7 @@ def fill(path):
 
 def collect(path, at, signal_=signal.SIGKILL):
     root, pool = CacheRoot(path, capacity_bytes=CAPACITY_BYTES).open(), IoPool(1)
-    fate = Fate(at, signal_).over((os, "unlink"), (usage, "pwrite"), (os, "utime"), (os, "scandir"))
+    fate = Fate(at, signal_).over((os, "unlink"), (os, "pwrite"), (os, "utime"), (os, "scandir"))
     Collector(root, pool).make_room()
     os._exit(min(fate.steps, 250))
 
@@ -113,9 +113,7 @@ def test_a_collector_that_dies_at_any_step_leaves_true_books_and_no_lock(tmp_pat
 
 def write(path, at):
     shelf = open_shelf(path, capacity_bytes=4 * SIZE)
-    fate = Fate(at).over(
-        (usage, "pwrite"), (locks, "write_number"), (usage.Usage, "reserve_objects"), (usage.Usage, "settle")
-    )
+    fate = Fate(at).over((os, "pwrite"), (usage.Usage, "reserve_objects"), (usage.Usage, "settle"))
     shelf.write(make_keys(3))
     shelf.tier.drop(make_keys(1))
     os._exit(min(fate.steps, 250))

@@ -129,12 +129,12 @@ def test_a_pass_that_fails_lets_go_and_the_next_one_works(root, short_slices, mo
     fill(root)
     pool = IoPool(1)
     collector = Collector(root, pool)
-    give_back = root.usage.give_back
-    monkeypatch.setattr(root.usage, "give_back", lambda size: 1 / 0)
+    end_removal = root.usage.end_removal
+    monkeypatch.setattr(root.usage, "end_removal", lambda begin, *, removed_bytes: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         collector.make_room()
     assert is_free(root)
-    monkeypatch.setattr(root.usage, "give_back", give_back)
+    monkeypatch.setattr(root.usage, "end_removal", end_removal)
     assert collector.make_room()
     assert left(root) == 17
     pool.close(WAIT_S)
@@ -143,7 +143,7 @@ def test_a_pass_that_fails_lets_go_and_the_next_one_works(root, short_slices, mo
 def test_a_count_corrects_and_removes_nothing_that_fits(root):
     fill(root, 19)
     pool = IoPool(1)
-    (root.path / ".usage").write_bytes(b"\xff" * 16)
+    (root.path / ".usage").write_bytes(b"\xff" * 24)
     Collector(root, pool).take_stock()
     pool.close(WAIT_S)
     assert left(root) == 19

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from objects import GEOMETRY, make_keys, open_shelf
 
 from ucm_core.flow.ticket import ResultCode
-from ucm_core.store import locks
+from ucm_core.store import locks, usage
 from ucm_core.store.root import CacheRoot
 
 SIZE = GEOMETRY.object_bytes
@@ -42,14 +42,62 @@ def test_what_failed_is_given_back(root):
     root.usage.reserve(10)
     root.usage.settle(10, written_bytes=4)
     assert root.usage.used_bytes == 4
-    root.usage.give_back(4)
+    root.usage.end_removal(root.usage.begin_removal(), removed_bytes=4)
     assert root.usage.used_bytes == 0
 
 
 def test_giving_back_too_much_stops_at_zero(root):
-    root.usage.give_back(5)
+    root.usage.reserve(2)
+    root.usage.end_removal(root.usage.begin_removal(), removed_bytes=5)
     assert root.usage.used_bytes == 0
     assert root.usage.reserve(10)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_a_count_did_not_see_any_more_is_not_taken_off_once_more(lost, tmp_path):
+    """Somebody counts after the files are gone, and before that was told: the total would be too low."""
+    shelf = open_shelf(tmp_path)
+    shelf.write(make_keys(4))
+    begin = shelf.root.usage.begin_removal()
+    shelf.file(make_keys(4)[0]).unlink()
+    if lost:
+        (tmp_path / ".usage").unlink()
+    assert shelf.root.usage.recount() == 3 * SIZE
+    shelf.root.usage.end_removal(begin, removed_bytes=SIZE)
+    assert shelf.root.usage.used_bytes == 3 * SIZE
+
+
+def test_a_drop_whose_counter_is_damaged_meanwhile_is_not_counted_twice(tmp_path, monkeypatch):
+    shelf, keys = open_shelf(tmp_path), make_keys(4)
+    shelf.write(keys)
+    note = shelf.tier._note_absent
+    monkeypatch.setattr(
+        shelf.tier, "_note_absent", lambda *what: (note(*what), (tmp_path / ".usage").write_bytes(b"?"))
+    )
+    assert shelf.tier.drop(keys[:2]).all()
+    assert shelf.root.usage.used_bytes == 2 * SIZE
+
+
+def test_short_answers_of_the_system_are_no_damage(tmp_path, monkeypatch):
+    shelf = open_shelf(tmp_path, capacity_bytes=4 * SIZE)
+    pread, pwrite = os.pread, os.pwrite
+    monkeypatch.setattr(os, "pread", lambda number, size, at: pread(number, min(size, 5), at))
+    monkeypatch.setattr(os, "pwrite", lambda number, data, at: pwrite(number, data[:3], at))
+    monkeypatch.setattr(usage.Usage, "_begin_books", None)
+    (tmp_path / ".usage").write_bytes(bytes(24))
+    assert sorted(shelf.write(make_keys(5))) == [ResultCode.OK] * 4 + [ResultCode.NO_SPACE]
+    assert shelf.tier.drop(make_keys(1)).all()
+    assert shelf.root.usage.recount() == shelf.root.usage.used_bytes == 3 * SIZE
+
+
+def test_what_an_error_kept_from_being_settled_is_settled_by_the_next_call(root, monkeypatch):
+    assert root.usage.reserve(6)
+    with monkeypatch.context() as patch:
+        patch.setattr(locks, "write_all", lambda *_: os.close(-1))
+        with pytest.raises(OSError, match="descriptor"):
+            root.usage.settle(6, written_bytes=4)
+    root.usage.settle(0, written_bytes=0)
+    assert root.usage.used_bytes == 4
 
 
 def test_a_recount_keeps_what_is_under_way(root):
@@ -194,9 +242,10 @@ class Books(RuleBasedStateMachine):
 
     @precondition(lambda self: self.stored)
     @rule(share=st.floats(0, 1))
-    def give_back(self, share):
+    def remove(self, share):
         removed = int(self.stored * share)
-        self.roots[0].usage.give_back(removed)
+        usage = self.roots[0].usage
+        usage.end_removal(usage.begin_removal(), removed_bytes=removed)
         self.stored -= removed
 
     @invariant()

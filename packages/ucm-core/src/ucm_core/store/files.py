@@ -281,6 +281,9 @@ class FileTier:
 
     def _remove(self, keys: Keys, reason: str) -> Mask:
         """Remove what bears the names: a file or a link, and a directory only when it is empty."""
+        if not len(keys):
+            return np.zeros(0, dtype=np.bool_)
+        begin = self._root.usage.begin_removal()
         sizes = [
             _unlink(self.directory, os.fsdecode(name)) for name in names.object_names(keys, self.segment)
         ]
@@ -290,7 +293,7 @@ class FileTier:
         freed = sum(size or 0 for size in sizes)
         if freed:
             try:
-                self._root.usage.give_back(freed)
+                self._root.usage.end_removal(begin, removed_bytes=freed)
             except OSError as error:
                 self._tell("count", _failure(error))
         return removed
@@ -327,7 +330,7 @@ class FileTier:
     def _key_of(self, entry: os.DirEntry[str]) -> bytes | None:
         """Return the key in an object's header; None when the file is not one of this tier or gone."""
         try:
-            with Path(entry.path).open("rb", buffering=0) as file:
+            with Path(entry.path).open("rb", buffering=_HEAD_BYTES) as file:
                 head = file.read(_HEAD_BYTES)
         except OSError:
             return None

@@ -134,13 +134,28 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 def read_number(descriptor: int) -> int | None:
     """Return the unsigned number that a counter file holds; None when it is new or damaged."""
-    data = os.pread(descriptor, 9, 0)
+    data = read_most(descriptor, 9)
     return int.from_bytes(data, "little") if len(data) == 8 else None
 
 
 def write_number(descriptor: int, value: int) -> None:
     """Make ``value`` the content of a counter file of 8 bytes; what needs more becomes the largest."""
-    os.pwrite(descriptor, min(value, _LARGEST).to_bytes(8, "little"), 0)
+    write_all(descriptor, min(value, _LARGEST).to_bytes(8, "little"))
+
+
+def read_most(descriptor: int, size_bytes: int) -> bytes:
+    """Return the first ``size_bytes`` of a file; fewer only where it has no more, never by a short answer."""
+    data = b""
+    while len(data) < size_bytes and (more := os.pread(descriptor, size_bytes - len(data), len(data))):
+        data += more
+    return data
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Put ``data`` at the beginning of a file, whatever a single call takes of it."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], done)
 
 
 def _request(kind: int, begin: int, length: int) -> bytes:

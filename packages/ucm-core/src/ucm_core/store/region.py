@@ -192,7 +192,7 @@ def _remove_if_dead(path: Path) -> bool:
 
 
 def _is_garbage(descriptor: int) -> bool:
-    magic = os.pread(descriptor, len(_native.RING_MAGIC), 0)
+    magic = locks.read_most(descriptor, len(_native.RING_MAGIC))
     return magic in {b"", _native.RING_MAGIC} and _is_named(descriptor) and not _has_participants(descriptor)
 
 

@@ -92,14 +92,14 @@ class Removal:
     def _remove_some(self, waiting: deque[int], excess_bytes: int, *, reason: str) -> None:
         """One slice; what it removed comes off the counter also when it does not come to its end."""
         deadline = time.monotonic() + self._slice_s
-        before = self.freed_bytes
+        begin, before = self._root.usage.begin_removal(), self.freed_bytes
         try:
             while waiting and self.freed_bytes - before < excess_bytes:
                 self._remove_family(waiting.popleft(), reason)
                 if time.monotonic() >= deadline:
                     break
         finally:
-            self._root.usage.give_back(self.freed_bytes - before)
+            self._root.usage.end_removal(begin, removed_bytes=self.freed_bytes - before)
 
     def _remove_family(self, number: int, reason: str) -> None:
         """Remove all files of a family, or none."""
