@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -19,6 +20,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "store")]
 
+import last_long  # noqa: E402
 import shim  # noqa: E402
 from strikes import Job  # noqa: E402
 
@@ -27,6 +29,17 @@ NEEDED_BYTES = 256 << 20
 WORKERS = 2
 
 Reports = dict[str, dict[str, Any]]
+BEGAN = time.monotonic()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    """After a long run of deaths that passed, write down what it did."""
+    if exitstatus == pytest.ExitCode.OK and config.getoption("--long") and last_long.DEATHS in config.stash:
+        outcomes = ", ".join(text for text, _ in terminalreporter.build_summary_stats_line()[0])
+        run = last_long.LongRun(outcomes, time.monotonic() - BEGAN, config.stash[last_long.DEATHS])
+        last_long.FILE.write_text(run.text(last_long.commit()))
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 
+import last_long
 import pytest
 import shim
 from scenarios import SCENARIOS
@@ -28,9 +29,11 @@ def long(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="module")
-def reports(do: Callable[..., dict], long: bool) -> dict:
+def reports(do: Callable[..., dict], long: bool, request: pytest.FixtureRequest) -> dict:
     most, rounds = (None, 3) if long else (8, 1)
-    return do([Job("", name, most=most, rounds=rounds) for name in SCENARIOS])
+    done = do([Job("", name, most=most, rounds=rounds) for name in SCENARIOS])
+    request.config.stash[last_long.DEATHS] = done
+    return done
 
 
 @pytest.fixture(scope="module")
