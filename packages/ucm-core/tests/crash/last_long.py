@@ -36,7 +36,8 @@ class LongRun:
         deaths = {name: sum(report["struck"].values()) for name, report in self.reports.items()}
         yield "The last whole run of `tox -e core-long`, written by the run itself (crash/last_long.py)."
         yield ""
-        yield f"ended    {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, after {self.took_s / 60:.0f} minutes"
+        yield time.strftime("ended    %Y-%m-%d %H:%M UTC", time.gmtime())
+        yield f"took     {self.took_s / 60:.0f} minutes"
         yield f"commit   {commit}"
         yield f"machine  {machine()}"
         yield f"pytest   {self.outcomes}"
@@ -47,7 +48,7 @@ class LongRun:
 
 def machine() -> str:
     """This one, in words."""
-    system = f"{platform.system()} {platform.release()} on {platform.machine()}"
+    system = f"{platform.system()} {platform.release().partition('-')[0]} on {platform.machine()}"
     return f"{os.cpu_count()} processors, {system}, Python {platform.python_version()}"
 
 

@@ -11,7 +11,7 @@ def test_a_long_run_says_how_many_processes_died_and_where() -> None:
         "load": {"struck": {"call.read": 5}},
     }
     text = last_long.LongRun("79 passed", took_s=1230.0, reports=reports).text("abc")
-    assert "after 20 minutes" in text
+    assert "took     20 minutes" in text
     assert "commit   abc\n" in text
     assert "pytest   79 passed\n" in text
     assert "  1,039 processes died" in text
