@@ -74,7 +74,7 @@ def test_example_7_stages_are_the_real_partition():
 
 
 def test_example_7_a_layer_without_a_unit_waits_for_the_one_it_follows():
-    units = UnitMap(TABLE, [48, 48], follows={96: 20, 97: 20})
+    units = UnitMap(TABLE, follows={96: 20, 97: 20})
     assert units.units_of(96) == ()
     assert units.await_before(96) == units.units_of(20) != ()
 

@@ -1,4 +1,4 @@
-"""Units, stages and segments: EXAMPLES 7 and the public cases C-13, number for number."""
+"""Units and stages: EXAMPLES 7 and the public cases C-13, number for number."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ucm_core.errors import SpecError
 from ucm_core.spec.table import Part, RowKind, SpecRow, SpecTable
-from ucm_core.spec.units import Segment, StageUnits, UnitMap, stage_ranges, stage_units
+from ucm_core.spec.units import StageUnits, UnitMap, stage_ranges, stage_units
 
 PARTS = (Part("x", (4,), "int8"),)
 
@@ -109,20 +109,43 @@ def test_a_stage_is_told_by_row():
         UnitMap(table(full=(0,))).stage("full", 0)
 
 
-def test_a_segment_names_a_slice_never_a_rank():
-    assert Segment().name == "hx.u0-0.c0-1"
-    assert Segment(heads=(4, 8), units=(7, 16), context=(1, 2)).name == "h4-8.u7-16.c1-2"
+@pytest.mark.parametrize(
+    "options", [{"shared": [("full", (0, 2, 3))]}, {"follows": {5: 2}}], ids=["shared", "follows"]
+)
+def test_bytes_of_another_stage_are_not_there_to_share_or_follow(options):
+    made = table(full=(0, 2, 3))
+    assert UnitMap(made, [1, 5], **options | {"shared": ()})  # layers 2 and 5 are in one stage
+    assert UnitMap(made, [6], **options)
+    with pytest.raises(SpecError, match="which are in different pipeline stages"):
+        UnitMap(made, [3, 3], **options)
 
 
-@given(*[st.tuples(st.none() | st.tuples(st.integers(0, 99), st.integers(99, 200)), st.integers(0, 99))] * 2)
-def test_segment_names_are_injective(left, right):
-    first, second = (Segment(heads=heads, units=(0, units)) for heads, units in (left, right))
-    assert (first.name == second.name) == (first == second)
+def names(*layers):
+    return {f"layers.{layer}": layer for layer in layers}
+
+
+def test_the_engines_layers_are_those_of_the_table():
+    units = UnitMap(table(full=(0, 2, 3), scale=(3,)), [2, 2], follows={1: 0})
+    units.check_layers(names(0, 1, 2, 3) | {"layers.3.scale": 3})
+    units.check_layers(names(2, 3), stage=1)
 
 
 @pytest.mark.parametrize(
-    "fields", [{"heads": (3, 2)}, {"units": (-1, 2)}, {"context": (2, 2)}, {"context": (0, 0)}]
+    ("registered", "message"),
+    [
+        (names(0, 2), "row 'full': layer 3 is none of the 2 layers that the engine registered; 1 layers are"),
+        ({}, "row 'full': layer 0 is none of the 0 layers .* 3 layers are missing"),
+        (names(0, 2, 3, 4), r"layer 4 is registered as 'layers\.4' and in 0 rows .* layers 0 to 3"),
+        (names(0, 2, 3) | {"other": 3}, r"layer 3 is registered as 'layers\.3', 'other' and in 1 rows"),
+        (names(0, 2) | {"": 3}, "layer 3 is registered without a name"),
+    ],
 )
-def test_a_segment_outside_its_range_is_refused(fields):
-    with pytest.raises(SpecError):
-        Segment(**fields)
+def test_layers_that_are_not_those_of_the_table_are_refused(registered, message):
+    with pytest.raises(SpecError, match=message):
+        UnitMap(table(full=(0, 2, 3))).check_layers(registered)
+
+
+@pytest.mark.parametrize("stage", [-1, 2])
+def test_layers_of_a_stage_that_does_not_exist_are_refused(stage):
+    with pytest.raises(SpecError, match=f"there are 2 stages here, asked for stage {stage}"):
+        UnitMap(table(full=(0, 2, 3)), [2, 2]).check_layers(names(0), stage=stage)

@@ -72,8 +72,18 @@ from ucm_core.spec.keys import LoraIdentity, MediaItem, PrefixChain, RequestIden
 from ucm_core.spec.layout import EngineLayout, PartLayout
 from ucm_core.spec.model import Model, Resolved, read_model
 from ucm_core.spec.presets import canonical_table, draft_table, shared_layers
+from ucm_core.spec.segments import (
+    Parallelism,
+    Rank,
+    Segment,
+    Slice,
+    segments_of,
+    slice_of,
+    slices_of,
+    writers,
+)
 from ucm_core.spec.table import Part, RankRule, RowKind, SpecRow, SpecTable
-from ucm_core.spec.units import Segment, UnitMap
+from ucm_core.spec.units import UnitMap
 from ucm_core.store.block import BlockStore, BlockStoreStatistics
 from ucm_core.store.close_report import CloseReport
 from ucm_core.store.root import RootStatistics
@@ -118,10 +128,12 @@ __all__ = [
     "ModelIdentity",
     "NoSpace",
     "Origin",
+    "Parallelism",
     "Part",
     "PartLayout",
     "PrefixChain",
     "Presence",
+    "Rank",
     "RankRule",
     "RequestIdentity",
     "Resolved",
@@ -130,6 +142,7 @@ __all__ = [
     "RowExplanation",
     "RowKind",
     "Segment",
+    "Slice",
     "SnapshotStore",
     "SpecError",
     "SpecRow",
@@ -152,5 +165,9 @@ __all__ = [
     "read_model",
     "resolve_hit",
     "row_seed",
+    "segments_of",
     "shared_layers",
+    "slice_of",
+    "slices_of",
+    "writers",
 ]

@@ -1,13 +1,13 @@
-"""From layers to units, shards and segments: prefix sums over the real pipeline partition.
+"""From layers to units and shards: prefix sums over the real pipeline partition.
 
-A unit is what one access fetches; its number counts over the row's own layers of all stages. A segment names
-a slice of the model (heads, units, context-parallel coordinate), never a rank: ranks that hold equal bytes
-name the same one.
+A unit is what one access fetches; its number counts over the row's own layers of all stages. A row of a
+window has the units of any other row: the window says which blocks a boundary needs, not what one access is.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,40 +15,10 @@ from itertools import accumulate
 from ucm_core.errors import SpecError
 from ucm_core.spec.table import RowKind, SpecTable
 
-__all__ = ["Segment", "StageUnits", "UnitMap", "stage_ranges", "stage_units"]
+__all__ = ["StageUnits", "UnitMap", "stage_ranges", "stage_units"]
 
 Unit = tuple[str, int]
 """(row name, unit number)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Which slice of the model wrote the bytes.
-
-    >>> Segment(heads=(0, 2), units=(0, 4)).name
-    'h0-2.u0-4.c0-1'
-    """
-
-    heads: tuple[int, int] | None = None
-    """Heads ``[begin, end)``; None where tensor parallelism replicates the row."""
-    units: tuple[int, int] = (0, 0)
-    """Units ``[begin, end)`` of the row that this pipeline stage holds."""
-    context: tuple[int, int] = (0, 1)
-    """(coordinate, size) of context parallelism."""
-
-    def __post_init__(self) -> None:
-        """Raise SpecError for reversed ranges or a coordinate outside its size."""
-        for name, span in (("heads", self.heads), ("units", self.units)):
-            if span is not None and not 0 <= span[0] <= span[1]:
-                raise SpecError(f"segment {name} [{span[0]}, {span[1]}) is no half-open range from 0")
-        if not 0 <= self.context[0] < self.context[1]:
-            raise SpecError(f"context coordinate {self.context[0]} is outside a context of {self.context[1]}")
-
-    @property
-    def name(self) -> str:
-        """File-name safe and injective."""
-        heads = "hx" if self.heads is None else f"h{self.heads[0]}-{self.heads[1]}"
-        return f"{heads}.u{self.units[0]}-{self.units[1]}.c{self.context[0]}-{self.context[1]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +70,17 @@ class UnitMap:
         shared: Sequence[tuple[str, Sequence[int]]] = (),
         follows: Mapping[int, int] | None = None,
     ) -> None:
-        """Build the map; SpecError when a layer is claimed in two contradicting ways."""
+        """Build the map; SpecError when a layer is claimed in two contradicting ways.
+
+        With a ``partition`` also where layers of two stages share or follow: the bytes are not there.
+        """
         self.table = table
+        self._ranges = () if partition is None else stage_ranges(partition)
         self._units = _units_by_layer(table)
         self._await = dict(self._units)
         self._save = dict(self._units)
         self._shared: set[Unit] = set()
+        self._follows: set[int] = set()
         self._stages = (
             {} if partition is None else {row.name: stage_units(row.units, partition) for row in table.rows}
         )
@@ -133,6 +108,42 @@ class UnitMap:
             raise SpecError(f"row {row_name!r} has {len(stages)} stages here, asked for stage {stage}")
         return stages[stage]
 
+    def check_layers(self, registered: Mapping[str, int], *, stage: int | None = None) -> None:
+        """SpecError unless the engine's ``registered`` layers (name -> global number) are those of the table.
+
+        Each has a name, belongs to a row or follows a layer that does, and every cached layer of the table is
+        among them; of those in pipeline ``stage``, where one is given.
+        """
+        claims = Counter(layer for row in self.table.rows for layer in row.units)
+        claims.update(self._follows)
+        for layer, names in _by_layer(registered).items():
+            if len(names) > claims[layer]:
+                raise SpecError(
+                    f"layer {layer} is registered as {', '.join(map(repr, names))} and in {claims[layer]}"
+                    f" rows of the table, which has layers 0 to {max(claims)}: each needs a row of its own"
+                )
+        missing = sorted(self._owners(stage) - set(registered.values()))
+        if missing:
+            (row_name, _), *_ = self._units[missing[0]]
+            raise SpecError(
+                f"row {row_name!r}: layer {missing[0]} is none of the {len(registered)} layers that the"
+                f" engine registered; {len(missing)} layers are missing"
+            )
+
+    def _owners(self, stage: int | None) -> set[int]:
+        """The layers with units, of one stage or of all."""
+        if stage is None:
+            return set(self._units)
+        if not 0 <= stage < len(self._ranges):
+            raise SpecError(f"there are {len(self._ranges)} stages here, asked for stage {stage}")
+        begin, end = self._ranges[stage]
+        return {layer for layer in self._units if begin <= layer < end}
+
+    def _check_one_stage(self, what: str, layers: Sequence[int]) -> None:
+        ends = [end for _, end in self._ranges]
+        if len({bisect_right(ends, layer) for layer in layers}) > 1:
+            raise SpecError(f"{what} {', '.join(map(str, layers))}, which are in different pipeline stages")
+
     def _share(self, row_name: str, layers: tuple[int, ...]) -> None:
         units = self.table.row(row_name).units
         missing = [layer for layer in layers if layer not in units]
@@ -140,6 +151,7 @@ class UnitMap:
             raise SpecError(
                 f"row {row_name!r}: a shared tensor needs ascending layers of the row, got {layers}"
             )
+        self._check_one_stage(f"row {row_name!r}: a tensor is shared by layers", layers)
         whole = tuple((row_name, units.index(layer)) for layer in layers)
         if not self._shared.isdisjoint(whole):
             raise SpecError(f"row {row_name!r}: a layer of {layers} is in two shared tensors")
@@ -157,6 +169,8 @@ class UnitMap:
             )
         if source not in self._units:
             raise SpecError(f"layer {layer} follows layer {source}, which has no unit")
+        self._check_one_stage("one follows the other of layers", (source, layer))
+        self._follows.add(layer)
         self._await[layer] = self._units[source]
 
 
@@ -166,6 +180,15 @@ def _units_by_layer(table: SpecTable) -> dict[int, tuple[Unit, ...]]:
         for number, layer in enumerate(row.units):
             owned[layer] = (*owned.get(layer, ()), (row.name, number))
     return owned
+
+
+def _by_layer(registered: Mapping[str, int]) -> dict[int, list[str]]:
+    names: dict[int, list[str]] = {}
+    for name, layer in registered.items():
+        if not name:
+            raise SpecError(f"layer {layer} is registered without a name, so no hook can mean it")
+        names.setdefault(layer, []).append(name)
+    return names
 
 
 def _without(units: tuple[Unit, ...], removed: tuple[Unit, ...]) -> tuple[Unit, ...]:

@@ -15,8 +15,8 @@ from functools import partial
 from ucm_core.errors import ConfigError
 from ucm_core.ops import metrics
 from ucm_core.spec.keys import row_seed
+from ucm_core.spec.segments import Segment
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
-from ucm_core.spec.units import Segment
 from ucm_core.store.absent import AbsentStore, ObjectStore
 from ucm_core.store.absent_tiers import NoFiles, NoRing
 from ucm_core.store.block import BlockStore
