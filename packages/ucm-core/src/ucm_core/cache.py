@@ -29,7 +29,8 @@ from ucm_core.coordinator.leases import LeaseStatistics
 from ucm_core.coordinator.origins import Origins
 from ucm_core.errors import LayoutError, SpecError
 from ucm_core.events import EventStream
-from ucm_core.flow.copy import BlockTarget, BufferBlocks
+from ucm_core.flow.copy import BlockSource, BlockTarget, BufferBlocks
+from ucm_core.flow.handles import UnitLoad, UnitSave
 from ucm_core.flow.ticket import Ticket, TicketGroup
 from ucm_core.opening import check_grain, retention_policies, settings_of
 from ucm_core.ops.config import CacheConfig
@@ -174,14 +175,41 @@ class Cache:
             begin, end = begins[row], begins[row] + len(blocks)
             keys[row] = space.coordinator.keys(chain, row, begin_block=begin, end_block=end)
             parents[row] = space.coordinator.parents(chain, row, begin_block=begin, end_block=end)
-            if self._origins is not None:
-                self._origins.remember(chain, self.table.row(row), keys=keys[row], begin_block=begin)
+            self._remember(chain, row, keys=keys[row], begin_block=begin)
         tickets = {
             row: space.stores[row].save(keys[row], sources[row], parents=parents[row]) for row in payloads
         }
         for row, ticket in tickets.items():
             ticket.add_done_callback(partial(_note_saved, space.coordinator, row, keys[row]))
         return TicketGroup(tickets)
+
+    def begin_save(
+        self,
+        chain: PrefixChain,
+        sources: Mapping[str, BlockSource],
+        *,
+        first_block: int | Mapping[str, int] = 0,
+    ) -> dict[str, UnitSave]:
+        """`save` of blocks whose units come one by one: per row its handle, whose unit 0 is the row's first.
+
+        Object ``i`` of a source is block ``first_block + i`` of its row, up to the last block of which the
+        chain has all tokens. Raises as `save` does.
+        """
+        space = self._spaces.opened()
+        begins = _begin_blocks(first_block, sources, known=self._plans)
+        keys, parents = {}, {}
+        for row in sources:
+            span = {"begin_block": begins[row], "end_block": self._whole_blocks(chain, row)}
+            keys[row] = space.coordinator.keys(chain, row, **span)
+            parents[row] = space.coordinator.parents(chain, row, **span)
+            self._remember(chain, row, keys=keys[row], begin_block=begins[row])
+        saves = {
+            row: space.stores[row].begin_save(keys[row], source, parents=parents[row])
+            for row, source in sources.items()
+        }
+        for row, save in saves.items():
+            save.ticket.add_done_callback(partial(_note_saved, space.coordinator, row, keys[row]))
+        return saves
 
     def resolve(
         self,
@@ -296,21 +324,34 @@ class Cache:
 
         The verdict's lease ends when all of them have come or failed.
         """
-        space = self._spaces.opened()
-        rows = verdict.keys.items()
-        if lacking := [row for row in verdict.keys if row not in targets]:
-            raise LayoutError(f"rows without a target: {', '.join(lacking)}; nothing was loaded")
-        if verdict.prefetch is not None:
-            verdict.prefetch.cancel()
+        self._begin(verdict, targets)
+        stores = self._spaces.opened().stores
         tickets = TicketGroup(
             {
-                row: space.stores[row].load(keys, targets[row], parents=self._parents(row, keys))
-                for row, keys in rows
+                row: stores[row].load(keys, targets[row], parents=self._parents(row, keys))
+                for row, keys in verdict.keys.items()
             }
         )
         if verdict.lease is not None:
             tickets.add_done_callback(verdict.lease.release)
         return tickets
+
+    def begin_load(self, verdict: Verdict, targets: Mapping[str, BlockTarget]) -> dict[str, UnitLoad]:
+        """`load_into` of which only submitted units are brought: per row its handle.
+
+        The verdict's lease ends when every unit of every row has come or failed, or was cancelled.
+        """
+        self._begin(verdict, targets)
+        stores = self._spaces.opened().stores
+        loads = {
+            row: stores[row].begin_load(keys, targets[row], parents=self._parents(row, keys))
+            for row, keys in verdict.keys.items()
+        }
+        if verdict.lease is not None:
+            TicketGroup({row: load.ticket for row, load in loads.items()}).add_done_callback(
+                verdict.lease.release
+            )
+        return loads
 
     def rebuild(self) -> int:
         """Learn which states the medium holds by enumerating it; the number of states known then.
@@ -403,6 +444,22 @@ class Cache:
             if not failed:
                 return Loaded(verdict, payloads)
             verdict = space.coordinator.rewind(chain, verdict, failed=failed)
+
+    def _begin(self, verdict: Verdict, targets: Mapping[str, BlockTarget]) -> None:
+        """Check that everything has a target; what is loaded now need not be read ahead."""
+        self._spaces.opened()
+        if lacking := [row for row in verdict.keys if row not in targets]:
+            raise LayoutError(f"rows without a target: {', '.join(lacking)}; nothing was loaded")
+        if verdict.prefetch is not None:
+            verdict.prefetch.cancel()
+
+    def _whole_blocks(self, chain: PrefixChain, row: str) -> int:
+        return chain.token_count // self.table.row(row).block_tokens
+
+    def _remember(self, chain: PrefixChain, row: str, *, keys: Keys, begin_block: int) -> None:
+        """Note, for events, of which tokens these keys are."""
+        if self._origins is not None:
+            self._origins.remember(chain, self.table.row(row), keys=keys, begin_block=begin_block)
 
     def _parents(self, row: str, keys: Keys) -> Keys | None:
         """Of the blocks of a verdict, which follow each other, the one before each."""

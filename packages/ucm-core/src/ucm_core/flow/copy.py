@@ -20,27 +20,32 @@ Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 PAGE_BYTES = 4096
+_CANONICAL_OFFSET = 8  # the column of a part that says where it begins in a payload
+
+Span = tuple[int, int]
+"""Bytes ``[begin, end)`` of a payload: whole shards."""
 
 
 class BlockSource(Protocol):
     """Where the payloads of a save come from."""
 
-    def gather(self, index: Int64s, address: Int64s) -> None:
+    def gather(self, index: Int64s, address: Int64s, *, span: Span | None = None) -> None:
         """Write the payload of object ``index[i]`` of the batch to the memory at ``address[i]``.
 
-        Returns when the bytes are there; may be called on any thread, several times, in any order, and more
-        than once for one object. Must not keep an address after returning. What it raises makes the objects
-        ``INVALID``.
+        With ``span`` only those bytes of each payload; only they may be written then. Returns when the bytes
+        are there; may be called on any thread, several times, in any order, and more than once for one
+        object. Must not keep an address after returning. What it raises makes the objects ``INVALID``.
         """
 
 
 class BlockTarget(Protocol):
     """Where the payloads of a load go."""
 
-    def scatter(self, index: Int64s, address: Int64s) -> None:
+    def scatter(self, index: Int64s, address: Int64s, *, span: Span | None = None) -> None:
         """Copy the payload at ``address[i]`` to where object ``index[i]`` of the batch belongs.
 
-        Same terms as `BlockSource.gather`. It is never called for an object that failed.
+        Same terms as `BlockSource.gather`; of a payload only ``span`` can be read. It is never called for
+        what failed.
         """
 
 
@@ -64,20 +69,22 @@ class EngineBlocks:
         each = [pieces] * len(layouts) if isinstance(pieces, np.ndarray) else list(pieces)
         if len(each) != len(layouts):
             raise LayoutError(f"{len(layouts)} layouts but {len(each)} arrays of pieces; give one for each")
-        self._groups = [(layout.table, _Pieces(part)) for layout, part in zip(layouts, each, strict=True)]
+        self._groups = [
+            (_Parts(layout.table), _Pieces(part)) for layout, part in zip(layouts, each, strict=True)
+        ]
         self._block_tokens = block_tokens
 
-    def gather(self, index: Int64s, address: Int64s) -> None:
+    def gather(self, index: Int64s, address: Int64s, *, span: Span | None = None) -> None:
         """Copy out of the engine; see `BlockSource.gather`."""
-        for table, pieces in self._groups:
+        for parts, pieces in self._groups:
             selected = pieces.of(index)
             self._check_cover(selected, index)
-            _native.gather(table, selected, address)
+            _native.gather(parts.of(span), selected, address)
 
-    def scatter(self, index: Int64s, address: Int64s) -> None:
+    def scatter(self, index: Int64s, address: Int64s, *, span: Span | None = None) -> None:
         """Copy into the engine; see `BlockTarget.scatter`."""
-        for table, pieces in self._groups:
-            _native.scatter(table, pieces.of(index), address)
+        for parts, pieces in self._groups:
+            _native.scatter(parts.of(span), pieces.of(index), address)
 
     def _check_cover(self, pieces: Int64s, index: Int64s) -> None:
         if self._block_tokens is None:
@@ -118,17 +125,17 @@ class BufferBlocks:
                 f"{payloads.shape[2]} bytes at {offset} do not fit a unit of {unit_bytes} bytes"
             )
         self.stride = -(-unit_bytes // PAGE_BYTES) * PAGE_BYTES
-        self._parts = self._layout(offset)
+        self._parts = _Parts(self._layout(offset))
 
-    def gather(self, index: Int64s, address: Int64s) -> None:
+    def gather(self, index: Int64s, address: Int64s, *, span: Span | None = None) -> None:
         """Copy out of the array; see `BlockSource.gather`."""
-        _native.gather(self._parts, self._pieces(index), address)
+        _native.gather(self._parts.of(span), self._pieces(index), address)
 
-    def scatter(self, index: Int64s, address: Int64s) -> None:
+    def scatter(self, index: Int64s, address: Int64s, *, span: Span | None = None) -> None:
         """Copy into the array; see `BlockTarget.scatter`."""
         if not self.payloads.flags.writeable:
             raise LayoutError("the array is read-only; a target must be writable")
-        _native.scatter(self._parts, self._pieces(index), address)
+        _native.scatter(self._parts.of(span), self._pieces(index), address)
 
     def _layout(self, offset: int) -> Int64s:
         """One part per shard; an object is a page of one token, a shard one head of ``shard_bytes`` items."""
@@ -157,6 +164,24 @@ class _Layout(Protocol):
 
     @property
     def table(self) -> Int64s: ...
+
+
+class _Parts:
+    """Parts of a layout, and those of them that lie in some shards."""
+
+    def __init__(self, table: Int64s) -> None:
+        self._table = table
+        self._of: dict[Span, Int64s] = {}
+
+    def of(self, span: Span | None) -> Int64s:
+        """The parts whose bytes in a payload begin in ``span``."""
+        if span is None:
+            return self._table
+        found = self._of.get(span)
+        if found is None:
+            offset = self._table[:, _CANONICAL_OFFSET]
+            found = self._of[span] = self._table[(span[0] <= offset) & (offset < span[1])]
+        return found
 
 
 class _Pieces:

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from ucm_core.flow.copy import BlockSource, BlockTarget
+from ucm_core.flow.handles import ComputeEvent, UnitLoad, UnitSave
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.spec.keys import Keys
 from ucm_core.store.arrays import Mask
@@ -17,6 +18,7 @@ from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.ledger import NO_RESIDENTS, PinBook, Pins, Residents
 from ucm_core.store.tiers import KeyBatch, count_failures
+from ucm_core.store.unit_shards import shard_range
 
 
 class ObjectStore(Protocol):
@@ -46,6 +48,12 @@ class ObjectStore(Protocol):
         self, keys: Keys, source: BlockSource, *, gather_inline: bool = True, parents: Keys | None = None
     ) -> Ticket:
         """Keep objects of ``source``."""
+
+    def begin_load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> UnitLoad:
+        """Bring objects to ``target``, shard by shard."""
+
+    def begin_save(self, keys: Keys, source: BlockSource, *, parents: Keys | None = None) -> UnitSave:
+        """Keep objects of ``source``, shard by shard."""
 
     def reserve(self, key: Keys) -> Donation | None:
         """Memory for one object, to be written in place."""
@@ -117,6 +125,14 @@ class AbsentStore:
         """All ``UNAVAILABLE``; nothing is gathered."""
         return self._settled("save", keys, ResultCode.UNAVAILABLE)
 
+    def begin_load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> UnitLoad:  # noqa: ARG002
+        """All ``MISS`` before a shard is submitted."""
+        return SettledLoad(self.geometry, self._settled("load", keys, ResultCode.MISS))
+
+    def begin_save(self, keys: Keys, source: BlockSource, *, parents: Keys | None = None) -> UnitSave:  # noqa: ARG002
+        """All ``UNAVAILABLE`` before a shard is submitted."""
+        return SettledSave(self.geometry, self._settled("save", keys, ResultCode.UNAVAILABLE))
+
     def reserve(self, key: Keys) -> Donation | None:  # noqa: ARG002 - as above
         """Nothing to write into."""
         return None
@@ -162,3 +178,38 @@ class AbsentStore:
         ticket.settle_rest(code)
         count_failures(operation, ticket.object_results)
         return ticket
+
+
+class SettledLoad:
+    """A load by units of which nothing is left to do."""
+
+    def __init__(self, geometry: Geometry, ticket: Ticket) -> None:
+        self._geometry = geometry
+        self.ticket = ticket
+        """All codes are known."""
+
+    def submit(self, shards: slice, *, urgency: int = 0) -> None:  # noqa: ARG002 - the interface has it
+        """Nothing comes."""
+        shard_range(shards, self._geometry)
+
+    def cancel(self) -> None:
+        """Nothing to cancel."""
+
+
+class SettledSave:
+    """A save by units of which nothing is left to do."""
+
+    def __init__(self, geometry: Geometry, ticket: Ticket) -> None:
+        self._geometry = geometry
+        self.ticket = ticket
+        """All codes are known."""
+
+    def submit(self, shards: slice, *, ready: ComputeEvent | None = None) -> None:  # noqa: ARG002 - as above
+        """Nothing is gathered."""
+        shard_range(shards, self._geometry)
+
+    def seal(self) -> None:
+        """Nothing to publish."""
+
+    def abandon(self) -> None:
+        """Nothing to give up."""

@@ -24,6 +24,7 @@ import numpy as np
 
 from ucm_core.errors import StoreError
 from ucm_core.flow.copy import BlockSource, BlockTarget
+from ucm_core.flow.handles import ComputeEvent, UnitLoad, UnitSave
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.spec.keys import NAME_BYTES, Keys
@@ -37,6 +38,8 @@ from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome, RingStatistics, Touch
 from ucm_core.store.saving import Save
 from ucm_core.store.tiers import KeyBatch, Room, Tiers, check_keys, count_failures, log
+from ucm_core.store.unit_load import WholeLoad
+from ucm_core.store.unit_save import WholeSave
 from ucm_core.store.writing import Writer
 
 PREFIX_STEP_BLOCKS = 64
@@ -160,6 +163,28 @@ class BlockStore:
         else:
             self._submit(Priority.WRITE, ticket, everything, lambda: save.run(on_io_thread=True))
         return ticket
+
+    def begin_load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> UnitLoad:
+        """`load`, of which only submitted shards are brought; see `ucm_core.flow.handles.UnitLoad`."""
+        order = self._order(keys, target, parents)
+        return WholeLoad(self.geometry, order.ticket, lambda: self._start(order, Priority.LOAD, load_chunk))
+
+    def begin_save(self, keys: Keys, source: BlockSource, *, parents: Keys | None = None) -> UnitSave:
+        """`save`, of which only submitted shards are gathered; see `ucm_core.flow.handles.UnitSave`."""
+        batch = KeyBatch(keys, parents)
+        ticket = Ticket(batch.count, self.geometry.shards, durable=True)
+        save = Save(self._tiers, self._writer, batch, ticket, source=source)
+
+        def run(events: list[ComputeEvent]) -> None:
+            if all(event.wait(self._tiers.limits.save_wait_s) for event in events):
+                save.run(on_io_thread=True)
+            else:
+                ticket.settle_rest(ResultCode.CANCELLED)
+
+        def start(events: list[ComputeEvent]) -> None:
+            self._submit(Priority.WRITE, ticket, np.arange(batch.count), lambda: run(events))
+
+        return WholeSave(self.geometry, ticket, start)
 
     def reserve(self, key: Keys) -> Donation | None:
         """A ring slot for ``key`` (``uint8[32]``), to be filled in place; None when the object is present.

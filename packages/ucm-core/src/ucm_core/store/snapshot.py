@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core.errors import LayoutError, SpecError
-from ucm_core.flow.copy import BufferBlocks
+from ucm_core.flow.copy import BufferBlocks, Span
 from ucm_core.flow.ticket import Ticket
 from ucm_core.spec.keys import Keys
 from ucm_core.spec.table import RowKind, SpecRow
@@ -151,13 +151,13 @@ class _StateCopy:
             for field in fields
         ]
 
-    def gather(self, index: Int64s, address: Int64s) -> None:
+    def gather(self, index: Int64s, address: Int64s, *, span: Span | None = None) -> None:
         for copy in self._copies:
-            copy.gather(index, address)
+            copy.gather(index, address, span=span)
 
-    def scatter(self, index: Int64s, address: Int64s) -> None:
+    def scatter(self, index: Int64s, address: Int64s, *, span: Span | None = None) -> None:
         for copy in self._copies:
-            copy.scatter(index, address)
+            copy.scatter(index, address, span=span)
 
 
 def _fields(row: SpecRow) -> tuple[_Field, ...]:

@@ -3,74 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from ucm_core.errors import LayoutError
 from ucm_core.flow.copy import BufferBlocks
 from ucm_core.flow.ticket import Level, ResultCode, Ticket
 from ucm_core.store.absent import ObjectStore
-from ucm_core.store.arrays import Int64s
 from ucm_core.store.geometry import Geometry
+from ucm_core.testing.block_units import UnitTests
+from ucm_core.testing.objects import UNTOUCHED, WAIT_S, Bytes, FaultyBlocks, blank, keys_of, payloads_of
 
-Bytes = npt.NDArray[np.uint8]
 OpenStore = Callable[..., ObjectStore]
 
-WAIT_S = 60.0
-"""Longer than anything here takes; a test that waits this long has failed."""
-UNTOUCHED = 0x5C
-"""What targets are filled with, so that bytes that were not delivered show."""
 
-
-def keys_of(*numbers: int) -> Bytes:
-    """Distinct keys ``uint8[n, 32]``, one per number."""
-    rows = [number.to_bytes(8, "big") * 4 for number in numbers]
-    return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, 32)
-
-
-def payloads_of(geometry: Geometry, *numbers: int) -> Bytes:
-    """Reproducible payloads ``uint8[n, shards, shard_bytes]``, different for different numbers."""
-    shape = (geometry.shards, geometry.shard_bytes)
-    return np.stack([np.random.default_rng(n).integers(0, 256, shape, dtype=np.uint8) for n in numbers])
-
-
-def blank(geometry: Geometry, count: int) -> Bytes:
-    """A target ``uint8[n, shards, shard_bytes]`` full of `UNTOUCHED`."""
-    return np.full((count, geometry.shards, geometry.shard_bytes), UNTOUCHED, dtype=np.uint8)
-
-
-class FaultyBlocks:
-    """A double of engine memory that fails: objects in ``broken`` raise, all others are copied and listed."""
-
-    def __init__(self, payloads: Bytes, broken: Collection[int] = ()) -> None:
-        self._blocks = BufferBlocks(payloads)
-        self._broken = frozenset(broken)
-        self.copied: list[int] = []
-        """Objects that were copied, in order."""
-
-    def gather(self, index: Int64s, address: Int64s) -> None:
-        """As `BufferBlocks.gather`, or raises."""
-        self._check(index)
-        self._blocks.gather(index, address)
-
-    def scatter(self, index: Int64s, address: Int64s) -> None:
-        """As `BufferBlocks.scatter`, or raises."""
-        self._check(index)
-        self._blocks.scatter(index, address)
-
-    def _check(self, index: Int64s) -> None:
-        if self._broken & set(index.tolist()):
-            raise RuntimeError(f"broken on purpose: one of {index.tolist()}")
-        self.copied += index.tolist()
-
-
-class BlockStoreTests:
+class BlockStoreTests(UnitTests):
     """Subclass it, define `open_store` and say what the store can. What it cannot is tested as well.
 
     The geometry has padding between its shards on purpose.

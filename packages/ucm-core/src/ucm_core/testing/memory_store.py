@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ucm_core.flow.copy import BlockSource, BlockTarget
+from ucm_core.flow.handles import UnitLoad, UnitSave
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.spec.keys import Keys
 from ucm_core.store.arrays import Int64s, Mask
@@ -18,6 +20,7 @@ from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.ledger import NO_RESIDENTS, PinBook, Pins, Residents
 from ucm_core.store.tiers import KeyBatch, check_keys
+from ucm_core.testing.memory_units import MemoryLoad, MemorySave
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -56,6 +59,30 @@ class MemoryStore:
             code = ResultCode.MISS if payload is None else _try(target.scatter, place, payload)
             ticket.settle([place], code)
         return ticket
+
+    def begin_load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> UnitLoad:  # noqa: ARG002
+        """A load that copies each shard when it is submitted."""
+        ticket = self._ticket(keys, durable=False)
+        found = [self.objects.get(name) for name in _names(keys)]
+        load = MemoryLoad(self.geometry, found, target, ticket=ticket)
+        load.over = lambda: self._closed or self._revoked
+        return load
+
+    def begin_save(self, keys: Keys, source: BlockSource, *, parents: Keys | None = None) -> UnitSave:  # noqa: ARG002
+        """A save that copies each shard when it is submitted."""
+        ticket, names = self._ticket(keys, durable=True), _names(keys)
+        first = {name: place for place, name in reversed(list(enumerate(names)))}
+        todo = [place for name, place in first.items() if name not in self.objects]
+        ticket.settle([place for place, name in enumerate(names) if name in self.objects], ResultCode.OK)
+        save = MemorySave(self.geometry, todo, source, ticket=ticket)
+        save.keep = partial(self._keep, names, ticket)
+        return save
+
+    def _keep(self, names: list[bytes], ticket: Ticket, whole: dict[int, Bytes]) -> None:
+        kept = {names[place]: payload for place, payload in whole.items()}
+        if not self._closed:
+            self.objects.update(kept)
+            ticket.settle([place for place, name in enumerate(names) if name in kept], ResultCode.OK)
 
     def prefetch(self, keys: Keys, *, parents: Keys | None = None) -> Ticket:  # noqa: ARG002
         """Say which of the keys are there."""

@@ -16,7 +16,7 @@ from ucm_core.spec.table import Part, RowKind, SpecRow
 from ucm_core.store.absent import ObjectStore
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.snapshot import SnapshotStore
-from ucm_core.testing.block_store import UNTOUCHED, WAIT_S, keys_of
+from ucm_core.testing.objects import UNTOUCHED, WAIT_S, keys_of
 
 State = dict[str, npt.NDArray[Any]]
 
