@@ -183,6 +183,20 @@ def test_nothing_is_kept_and_nothing_is_found() -> None:
     assert store.reserve(keys[0]) is None
 
 
+def test_nothing_is_kept_and_nothing_found_by_units() -> None:
+    store, keys = AbsentStore(GEOMETRY), keys_of(1, 2)
+    blocks = FaultyBlocks(payloads_of(GEOMETRY, 1, 2))
+    load, save = store.begin_load(keys, blocks), store.begin_save(keys, blocks)
+    load.submit(slice(0, 1))
+    save.submit(slice(0, 1))
+    save.seal()
+    assert load.ticket.object_results.tolist() == [ResultCode.MISS] * 2
+    assert save.ticket.object_results.tolist() == [ResultCode.UNAVAILABLE] * 2
+    load.cancel()
+    save.abandon()
+    assert blocks.copied == []
+
+
 def test_every_load_of_nothing_is_a_miss() -> None:
     store, keys = AbsentStore(GEOMETRY), keys_of(1, 2)
     for ticket in (store.load(keys, BufferBlocks(blank(GEOMETRY, 2))), store.prefetch(keys)):
