@@ -10,7 +10,7 @@ from repository import ROOT, source_files
 
 NAMED = {"self._tiers.row", "tiers.row", "tier", "reason", "order.operation", "operation", "where"}
 """Label values that are no literals: a row of the table, or a parameter whose callers are in `BORDERS`."""
-LABELS = {"row", "tier", "operation", "reason", "where"}
+LABELS = {"row", "tier", "operation", "reason", "where", "when"}
 BORDERS = {"guarded", "failed", "border.failed", "count_failures", "self._remove"}
 
 
@@ -21,9 +21,14 @@ def definitions() -> list[ast.Call]:
     return [value for value in values if isinstance(value, ast.Call)]
 
 
+def made_by(kind: str) -> list[ast.Call]:
+    """Those of one class of the library."""
+    return [call for call in definitions() if ast.unparse(call.func) == kind]
+
+
 def counters() -> list[tuple[str, list[str]]]:
     """Name and labels of each counter."""
-    arguments = [[ast.literal_eval(argument) for argument in call.args] for call in definitions()]
+    arguments = [[ast.literal_eval(argument) for argument in call.args] for call in made_by("Counter")]
     return [(name, labels[0] if labels else []) for name, _, *labels in arguments]
 
 
@@ -35,8 +40,10 @@ def calls() -> Iterator[tuple[str, ast.Call]]:
                 yield ast.unparse(node.func), node
 
 
-def test_everything_in_the_module_is_a_counter_of_ours() -> None:
-    assert {ast.unparse(call.func) for call in definitions()} == {"Counter"}
+def test_everything_in_the_module_is_a_counter_or_a_time_of_ours() -> None:
+    assert {ast.unparse(call.func) for call in definitions()} == {"Counter", "Histogram"}
+    times = [ast.literal_eval(call.args[0]) for call in made_by("Histogram")]
+    assert all(re.fullmatch(r"ucm_\w+_seconds", name) for name in times)
     names = [name for name, _ in counters()]
     assert len(names) >= 7
     assert all(re.fullmatch(r"ucm_\w+_total", name) for name in names)
@@ -57,7 +64,7 @@ def test_the_operators_page_names_each_counter_with_its_labels_and_no_other() ->
 
 def test_nothing_is_done_to_a_counter_but_to_raise_it() -> None:
     uses = {text.removeprefix("metrics.") for text, _ in calls() if text.startswith("metrics.")}
-    allowed = re.compile(r"[A-Z_]+\.(inc|labels|labels\(.*\)\.inc)")
+    allowed = re.compile(r"[A-Z_]+\.(inc|observe|labels|labels\(.*\)\.inc)")
     assert len(uses) > 10
     assert [use for use in uses if not allowed.fullmatch(use)] == []
 

@@ -19,7 +19,10 @@ def test_the_list_of_the_public_surface_is_current() -> None:
 
 @pytest.mark.parametrize(
     ("module", "pattern"),
-    [("config.py", r"(?m)^    ([a-z_]+): .*=.*$"), ("metrics.py", r'Counter\(\s*"(ucm_[a-z_]+)"')],
+    [
+        ("config.py", r"(?m)^    ([a-z_]+): .*=.*$"),
+        ("metrics.py", r'(?:Counter|Histogram)\(\s*"(ucm_[a-z_]+)"'),
+    ],
 )
 def test_operations_name_every_setting_and_counter(module: str, pattern: str) -> None:
     source = (ROOT / "packages/ucm-core/src/ucm_core/ops" / module).read_text(encoding="utf-8")

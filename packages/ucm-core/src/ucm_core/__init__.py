@@ -64,6 +64,9 @@ from ucm_core.errors import (
 )
 from ucm_core.events import CacheEvent, EventKind, EventStream
 from ucm_core.flow.copy import BlockSource, BlockTarget, BufferBlocks, EngineBlocks
+from ucm_core.flow.handles import ComputeEvent, UnitLoad, UnitSave
+from ucm_core.flow.pipeline import LayerPipeline
+from ucm_core.flow.step import StepLoad, StepReport, StepSave
 from ucm_core.flow.ticket import Level, ResultCode, Ticket, TicketGroup
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.checkpoint import WeightDigester, adapter_digest, read_config
@@ -105,6 +108,7 @@ __all__ = [
     "CloseReport",
     "ClosedError",
     "Completions",
+    "ComputeEvent",
     "ConfigError",
     "Coordinator",
     "CoordinatorLimits",
@@ -116,6 +120,7 @@ __all__ = [
     "Explanation",
     "Hit",
     "IdentityError",
+    "LayerPipeline",
     "LayoutError",
     "Lease",
     "LeaseStatistics",
@@ -147,11 +152,16 @@ __all__ = [
     "SpecError",
     "SpecRow",
     "SpecTable",
+    "StepLoad",
+    "StepReport",
+    "StepSave",
     "StoreError",
     "Ticket",
     "TicketGroup",
     "UcmError",
+    "UnitLoad",
     "UnitMap",
+    "UnitSave",
     "Verdict",
     "WeightDigester",
     "adapter_digest",

@@ -89,6 +89,11 @@ class UnitMap:
         for layer, source in (follows or {}).items():
             self._follow(layer, source)
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that wait for a unit or own one, ascending."""
+        return tuple(sorted(self._await))
+
     def units_of(self, layer: int) -> tuple[Unit, ...]:
         """Return the units that ``layer`` owns, one per row that contains it."""
         return self._units.get(layer, ())

@@ -1,0 +1,92 @@
+"""How far ahead of the engine loads are submitted, and which are next: arithmetic, no effects."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ucm_core.errors import ConfigError
+
+__all__ = ["LEAST_DEPTH", "MOST_DEPTH", "LookAhead", "Window", "due"]
+
+LEAST_DEPTH = 2
+"""The next layer's load runs while the one after it waits behind it: the medium never idles between two."""
+MOST_DEPTH = 16
+SAMPLES = 32
+"""Of each time; the depth follows their medians."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which positions of one load were submitted and which are to be, as half-open ranges side by side."""
+
+    begin: int
+    """Submitted: ``[0, begin)``."""
+    urgent: int
+    """Waited for: ``[begin, urgent)``."""
+    end: int
+    """Next: ``[urgent, end)``."""
+
+
+def due(windows: Sequence[Window], *, room: int) -> list[tuple[int, int]]:
+    """Return the (position, load) to submit now, in order: the nearest position of every load first.
+
+    What is waited for is always due; what comes next is while there is ``room`` (a number of entries).
+
+    >>> due([Window(1, 1, 3), Window(0, 1, 3)], room=2)
+    [(0, 1), (1, 0), (1, 1)]
+    """
+    entries: list[tuple[int, int]] = []
+    first = min((window.begin for window in windows), default=0)
+    for position in range(first, max((max(window.urgent, window.end) for window in windows), default=0)):
+        for load, window in enumerate(windows):
+            ahead = window.urgent <= position < window.end and room > 0
+            if position >= window.begin and (position < window.urgent or ahead):
+                room -= position >= window.urgent
+                entries.append((position, load))
+    return entries
+
+
+class LookAhead:
+    """The number of layers that are submitted beyond the one that the engine comes to.
+
+    A load is submitted ``depth`` layers before it is needed, so it lands in time when ``depth`` layers take
+    as long to compute as one takes to load: ``depth = ceil(load / compute)``, of the medians of the last
+    samples, never below `LEAST_DEPTH` and never above `MOST_DEPTH`. A ``fixed`` depth stays.
+
+    >>> ahead = LookAhead()
+    >>> ahead.loaded(0.050)
+    >>> ahead.computed(0.010)
+    >>> ahead.depth
+    5
+    """
+
+    def __init__(self, fixed: int | None = None) -> None:
+        if fixed is not None and fixed < 1:
+            raise ConfigError(f"a look-ahead of {fixed} layers; give at least 1, or None to let it adapt")
+        self._fixed = fixed
+        self._load_s: deque[float] = deque(maxlen=SAMPLES)
+        self._compute_s: deque[float] = deque(maxlen=SAMPLES)
+
+    def loaded(self, seconds: float) -> None:
+        """One layer's load took so long, from submission to landing."""
+        self._load_s.append(seconds)
+
+    def computed(self, seconds: float) -> None:
+        """One layer took so long to compute."""
+        self._compute_s.append(seconds)
+
+    @property
+    def depth(self) -> int:
+        """Layers."""
+        if self._fixed is not None:
+            return self._fixed
+        if not self._load_s or not self._compute_s:
+            return LEAST_DEPTH
+        load_s, compute_s = statistics.median(self._load_s), statistics.median(self._compute_s)
+        if load_s >= compute_s * MOST_DEPTH:
+            return MOST_DEPTH
+        return max(LEAST_DEPTH, math.ceil(load_s / compute_s))

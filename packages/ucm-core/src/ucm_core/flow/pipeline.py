@@ -1,0 +1,365 @@
+"""The layer pipeline: loads come ahead of the layers that need them, saves follow those that finish them.
+
+One per worker; the engine's thread calls it. The order within a step::
+
+    prefetch        before the step, when a request's verdict is known: its first units are submitted
+    begin_step      what the step loads and saves
+    before_layer    submits the loads of the next layers, then waits for this one's
+    after_layer     submits the units that this layer finished
+    end_step        what the hooks did not do, what failed; does not wait for storage
+
+No hook raises. A hook for a layer that the map does not know, one that comes again, out of order or not at
+all costs a miss at most, and is counted: a load that nobody waited for has failed, and a unit whose hook did
+not come is saved at the end of the step, when its bytes are final.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+
+from ucm_core.flow.handles import ComputeEvent
+from ucm_core.flow.layers import Shard, plan_layers
+from ucm_core.flow.lookahead import LEAST_DEPTH, LookAhead, Window, due
+from ucm_core.flow.step import (
+    Failed,
+    RunningLoad,
+    RunningSave,
+    StepLoad,
+    StepReport,
+    StepSave,
+    tried,
+    wait_for,
+)
+from ucm_core.ops import metrics
+from ucm_core.spec.units import UnitMap
+
+__all__ = ["LayerPipeline", "StepLoad", "StepReport", "StepSave"]
+
+WAIT_S = 10.0
+QUEUE_LOADS = 1024
+"""Submitted and not landed, of one layer and request each. A full queue delays what is loaded ahead; what a
+layer waits for is always submitted."""
+
+
+class _Step:
+    """What is under way between `begin_step` and `end_step`."""
+
+    def __init__(self, loads: list[RunningLoad], saves: list[RunningSave]) -> None:
+        self.loads = loads
+        self.saves = saves
+        self.before: set[int] = set()
+        """Positions whose hook came."""
+        self.after: set[int] = set()
+        self.depth = LEAST_DEPTH
+        self.exposed_s = 0.0
+        self.saved_late = 0
+        self.ignored = 0
+
+
+class LayerPipeline:
+    """Loads and saves of a stage's layers, unit by unit.
+
+    ``layers`` are those of this stage (None = all of the map), ``first_units`` by row the global number of
+    the unit that is shard 0 of the handles. ``depth`` is the number of layers loaded ahead; None = adapted to
+    the measured times, see `LookAhead`. A hook waits ``wait_s`` at most; what has not come then has failed.
+    """
+
+    def __init__(
+        self,
+        units: UnitMap,
+        *,
+        layers: Sequence[int] | None = None,
+        first_units: Mapping[str, int] | None = None,
+        depth: int | None = None,
+        wait_s: float = WAIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._plan = plan_layers(units, layers, first_units=first_units)
+        self._positions = {plan.layer: position for position, plan in enumerate(self._plan)}
+        self._needed = _count_by_row(shard for plan in self._plan for shard in plan.needs)
+        self._written = frozenset(
+            shard for plan in self._plan for run in (*plan.finishes, *plan.rewrites) for shard in run
+        )
+        self._ahead = LookAhead(depth)
+        self._wait_s, self._clock = wait_s, clock
+        self._step: _Step | None = None
+        self._prefetched: list[RunningLoad] = []
+        self._flying: list[tuple[RunningLoad, int]] = []
+        self._probe: tuple[RunningLoad, int, float] | None = None
+        self._hookless: set[int] = set()
+        self._tail: list[RunningLoad | RunningSave] = []
+        self._lost: dict[Hashable, Failed] = {}
+
+    @property
+    def depth(self) -> int:
+        """Layers that are loaded ahead now."""
+        return self._ahead.depth
+
+    @property
+    def unfinished(self) -> frozenset[Hashable]:
+        """Requests whose memory a load may still write to, or a save may still read; of begun steps."""
+        self._forget_done()
+        open_ = self._step.loads + self._step.saves if self._step else ()
+        return frozenset(each.request for each in (*self._tail, *open_))
+
+    # -- before the layers
+
+    def prefetch(self, load: StepLoad) -> None:
+        """Submit the first units of a load whose step is still to come; where the queue is full, later."""
+        self._prefetched.append(RunningLoad(load))
+        self._submit_prefetched()
+
+    def begin_step(self, loads: Sequence[StepLoad], saves: Sequence[StepSave]) -> None:
+        """Begin a step with these loads (prefetched before, or not) and saves.
+
+        A step that was not ended is given up first: its loads have failed, its saves are not kept.
+        """
+        self._give_up_step()
+        self._forget_done()
+        step = self._step = _Step(
+            [self._running(load) for load in loads], [RunningSave(save, self._written) for save in saves]
+        )
+        if loads:
+            step.depth = self._ahead.depth
+            self._wait(step, step.loads, range(self._also_now(0)))
+
+    def before_layer(self, layer: int, *, requests: Collection[Hashable] | None = None) -> None:
+        """Return when what ``layer`` needs has landed or failed, for these requests or all of the step."""
+        step = self._step
+        if step is None or not step.loads:
+            return
+        position = self._positions.get(layer)
+        if position is None:
+            step.ignored += 1
+            return
+        step.before.add(position)
+        loads = [load for load in step.loads if requests is None or load.request in requests]
+        self._note_computed(loads, position)
+        self._wait(step, loads, range(position, self._also_now(position + 1)))
+        for load in loads:
+            load.computing_since_s = self._clock()
+
+    def ready(self, layer: int, request: Hashable) -> bool:
+        """Whether `before_layer` would return at once for this request."""
+        position = self._positions.get(layer)
+        if position is None or self._step is None:
+            return True
+        mine = [load for load in self._step.loads if load.request == request]
+        self._ask(self._step, mine, position + 1)
+        return all(load.landed(self._plan[position]) for load in mine)
+
+    # -- after the layers
+
+    def after_layer(self, layer: int, *, computed: ComputeEvent | None = None) -> None:
+        """Save what ``layer`` finished, once ``computed`` is reached; again in a step, the last bytes win."""
+        step = self._step
+        if step is None or not step.saves:
+            return
+        position = self._positions.get(layer)
+        if position is None:
+            step.ignored += 1
+            return
+        step.after.add(position)
+        self._look_at_probe()
+        units = sum(save.submit(self._plan[position], computed) for save in step.saves)
+        if units:
+            metrics.UNITS_SAVED.labels(when="layer").inc(units)
+
+    def end_step(self, *, computed: ComputeEvent | None = None) -> StepReport:
+        """End the step, whose last layer has computed once ``computed`` is reached; say what became of it.
+
+        Its loads have ended then, well or not; its saves go on by themselves. Those of a request whose load
+        failed are given up: what it computed is not right.
+        """
+        step, self._step = self._step, None
+        failed, self._lost = self._lost, {}
+        if step is None:
+            return StepReport(failed=failed, depth=self.depth)
+        failed |= self._end_loads(step)
+        for save in step.saves:
+            if save.request in failed:
+                save.give_up()
+            else:
+                step.saved_late += save.finish(computed)
+        self._tail += _open(step)
+        unseen = self._unseen(step)
+        metrics.LAYERS_UNSEEN.inc(len(unseen))
+        metrics.UNITS_SAVED.labels(when="step end").inc(step.saved_late)
+        self._submit_prefetched()
+        return StepReport(
+            failed=failed,
+            given_up=frozenset(save.request for save in step.saves if save.request in failed),
+            busy=frozenset(load.request for load in step.loads if not load.done),
+            unseen=unseen,
+            units_saved_late=step.saved_late,
+            ignored=step.ignored,
+            exposed_s=step.exposed_s,
+            depth=self.depth,
+        )
+
+    # -- the end
+
+    def cancel(self, request: Hashable) -> None:
+        """Let go of a request (abort, preemption): loads are cancelled, saves are given up unless published.
+
+        Its memory is free once `unfinished` does not have it.
+        """
+        step = self._step
+        for each in [*self._prefetched, *self._tail, *(step.loads + step.saves if step else ())]:
+            if each.request == request:
+                each.give_up()
+                if each not in self._tail:
+                    self._tail.append(each)
+        self._prefetched = [load for load in self._prefetched if load.request != request]
+        if step is not None:
+            step.loads = [load for load in step.loads if load.request != request]
+            step.saves = [save for save in step.saves if save.request != request]
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until no load or save of ended steps is under way; False when it is after ``timeout_s``."""
+        deadline = self._clock() + timeout_s
+        for each in self._tail:
+            for handle in each.rows.values():
+                tried(wait_for, handle, deadline - self._clock())
+        self._forget_done()
+        return not self._tail
+
+    def close(self, timeout_s: float = WAIT_S) -> bool:
+        """Give up an open step and all prefetched loads, then `drain`."""
+        self._give_up_step()
+        for load in self._prefetched:
+            load.give_up()
+        self._tail += self._prefetched
+        self._prefetched = []
+        return self.drain(timeout_s)
+
+    # -- private
+
+    def _running(self, load: StepLoad) -> RunningLoad:
+        """The load as it was prefetched, to be asked for again because it is more urgent now, or anew."""
+        for known in self._prefetched:
+            if known.request == load.request and known.rows == load.rows:
+                self._prefetched.remove(known)
+                known.reach = 0
+                return known
+        return RunningLoad(load)
+
+    def _also_now(self, end: int) -> int:
+        """The end of the positions to wait for: those whose hooks do not come are waited for before them."""
+        while end in self._hookless:
+            end += 1
+        return end
+
+    def _wait(self, step: _Step, loads: Sequence[RunningLoad], positions: range) -> None:
+        """Submit what comes next (R3), then wait for ``positions``, all loads together ``wait_s`` at most."""
+        self._ask(step, loads, positions.stop)
+        begin_s = self._clock()
+        for load in loads:
+            for position in positions:
+                load.wait(self._plan[position], lambda: begin_s + self._wait_s - self._clock())
+        waited_s = self._clock() - begin_s
+        step.exposed_s += waited_s
+        metrics.LAYER_WAIT.observe(waited_s)
+        self._look_at_probe()
+
+    def _ask(self, step: _Step, loads: Sequence[RunningLoad], urgent: int) -> None:
+        """Submit what is due now that ``loads`` wait for positions before ``urgent``."""
+        self._look_at_probe()
+        for load in loads:
+            load.urgent = max(load.urgent, urgent)
+        last = len(self._plan)
+        windows = [
+            Window(load.reach, load.urgent, min(last, load.urgent + step.depth)) for load in step.loads
+        ]
+        for position, index in due(windows, room=self._room()):
+            self._submit(step.loads[index], position, urgency=position)
+            self._probe = self._probe or (step.loads[index], position, self._clock())
+        self._submit_prefetched()
+
+    def _submit_prefetched(self) -> None:
+        """Submit the first units of what is queued, behind everything that a step waits for."""
+        if not self._prefetched:
+            return
+        end = min(len(self._plan), self._ahead.depth)
+        windows = [Window(load.reach, 0, end) for load in self._prefetched]
+        for position, index in due(windows, room=self._room()):
+            self._submit(self._prefetched[index], position, urgency=len(self._plan) + position)
+
+    def _submit(self, load: RunningLoad, position: int, *, urgency: int) -> None:
+        load.submit(self._plan[position], urgency=urgency)
+        load.reach = position + 1
+        self._flying.append((load, position))
+
+    def _room(self) -> int:
+        if len(self._flying) >= QUEUE_LOADS:
+            self._flying = [
+                (load, position) for load, position in self._flying if not load.landed(self._plan[position])
+            ]
+        return QUEUE_LOADS - len(self._flying)
+
+    def _look_at_probe(self) -> None:
+        """Measure how long one load at a time takes; to the next hook, exactly where a hook waited for it."""
+        if self._probe is not None:
+            load, position, submitted_s = self._probe
+            if load.landed(self._plan[position]):
+                self._ahead.loaded(self._clock() - submitted_s)
+                self._probe = None
+
+    def _note_computed(self, loads: Sequence[RunningLoad], position: int) -> None:
+        """Measure the time between a request's layers, at its first call for the later one."""
+        if loads and loads[0].urgent <= position and loads[0].computing_since_s is not None:
+            self._ahead.computed(self._clock() - loads[0].computing_since_s)
+
+    def _end_loads(self, step: _Step) -> dict[Hashable, Failed]:
+        """End the loads of a step; what failed."""
+        begin_s = self._clock()
+        ends = [
+            (load.request, load.finish(self._needed, lambda: begin_s + self._wait_s - self._clock()))
+            for load in step.loads
+        ]
+        step.exposed_s += self._clock() - begin_s
+        self._probe = None
+        self._flying = [entry for entry in self._flying if entry[0] in self._prefetched]
+        return {request: failed for request, failed in ends if failed}
+
+    def _give_up_step(self) -> None:
+        step, self._step = self._step, None
+        if step is None:
+            return
+        self._lost |= self._end_loads(step)
+        for save in step.saves:
+            save.give_up()
+        self._tail += _open(step)
+
+    def _unseen(self, step: _Step) -> tuple[int, ...]:
+        """The layers whose hooks did not come; their loads are waited for one layer earlier from now on."""
+        loaded = set().union(*(load.rows for load in step.loads))
+        saved = set().union(*(save.rows for save in step.saves))
+        silent = {
+            position
+            for position, plan in enumerate(self._plan)
+            if position not in step.before and any(row in loaded for row, _ in plan.needs)
+        }
+        self._hookless = (self._hookless | silent) - step.before
+        unsaved = {
+            position
+            for position, plan in enumerate(self._plan)
+            if position not in step.after
+            and any(run.row in saved for run in (*plan.finishes, *plan.rewrites))
+        }
+        return tuple(self._plan[position].layer for position in sorted(silent | unsaved))
+
+    def _forget_done(self) -> None:
+        self._tail = [each for each in self._tail if not each.done]
+
+
+def _open(step: _Step) -> list[RunningLoad | RunningSave]:
+    every: list[RunningLoad | RunningSave] = [*step.loads, *step.saves]
+    return [each for each in every if not each.done]
+
+
+def _count_by_row(shards: Iterable[Shard]) -> Mapping[str, int]:
+    """The number of different shards of each row."""
+    return Counter(row for row, _ in set(shards))
