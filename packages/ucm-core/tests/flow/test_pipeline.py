@@ -362,7 +362,11 @@ class TestStages:
         units = unit_map(full=(0, 1, 2, 3), other=(1, 3))
         bench = Bench(units, layers=4)
         bench.pipeline = LayerPipeline(
-            units, layers=(2, 3), first_units={"full": 2, "other": 1}, clock=bench.world.clock
+            units,
+            layers=(2, 3),
+            first_units={"full": 2, "other": 1},
+            wait_s=1000,
+            clock=bench.world.clock,
         )
         load = StepLoad("r", {"full": bench.load(10, 10), "other": bench.load(30)})
         bench.pipeline.begin_step([load], [])
