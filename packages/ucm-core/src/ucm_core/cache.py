@@ -37,13 +37,14 @@ from ucm_core.ops.config import CacheConfig
 from ucm_core.spaces import Space, Spaces
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.keys import Keys, MediaItem, PrefixChain, RequestIdentity, Tokens, following, object_keys
+from ucm_core.spec.segments import Share
 from ucm_core.spec.table import RowKind, SpecTable
 from ucm_core.store.absent import ObjectStore
 from ucm_core.store.block import BlockStoreStatistics
 from ucm_core.store.close_report import CloseReport
 from ucm_core.store.journal import MAX_EVENT_NAMES
 from ucm_core.store.root import RootStatistics
-from ucm_core.store.stack import CLOSE_WAIT_S, RowPlan, plan_rows
+from ucm_core.store.stack import CLOSE_WAIT_S, Plans, plan_rows
 
 Payloads = npt.NDArray[np.uint8]
 """Blocks of one row, ``uint8[blocks, units, unit_bytes]``."""
@@ -84,13 +85,13 @@ class Cache:
     """
 
     def __init__(
-        self, config: CacheConfig, table: SpecTable, *, identity: ModelIdentity, plans: Mapping[str, RowPlan]
+        self, config: CacheConfig, table: SpecTable, *, identity: ModelIdentity, plans: Plans
     ) -> None:
         self.config = config
         """The settings."""
         self.table = table
         """The rows."""
-        self._plans = plans
+        self._plans = {row: held for row, held in plans.items() if held}
         self._origins: Origins | None = None
         self._spaces = Spaces(config, table, identity=identity, plans=plans)
         atexit.register(self.close)
@@ -102,10 +103,14 @@ class Cache:
         table: SpecTable,
         *,
         identity: ModelIdentity,
+        share: Share | None = None,
     ) -> Self:
         """Open the cache of ``identity``; ``config`` may be the root's directory, None = all defaults.
 
         Settings in a file or a mapping: ``CacheConfig.load``.
+        ``share`` says how an engine of several ranks cuts the model: the cache of one rank loads and saves
+        its segments, rows of which it has none left out; the cache of all resolves, and keeps, marks and
+        reads ahead what every rank needs, but moves no bytes.
         Where ``identity`` names no generation, the root's counter does. Raises, before any file is touched,
         `ucm_core.ConfigError` for settings that contradict the table, the identity or each other, and
         `ucm_core.StoreError` for a root that is a file.
@@ -113,7 +118,7 @@ class Cache:
         settings = config if isinstance(config, CacheConfig) else settings_of(config)
         check_grain(settings, table, identity=identity)
         retention_policies(settings, table)
-        plans = plan_rows(table, settings.ring_bytes, disk_bytes=settings.disk_bytes)
+        plans = plan_rows(table, settings.ring_bytes, disk_bytes=settings.disk_bytes, share=share)
         return cls(settings, table, identity=identity, plans=plans)
 
     @property
@@ -245,7 +250,7 @@ class Cache:
         stores = self._spaces.opened().stores
         reads = {
             row: stores[row].prefetch(keys, parents=self._parents(row, keys))
-            for row, keys in verdict.keys.items()
+            for row, keys in self._held(verdict)
             if len(keys)
         }
         return replace(verdict, prefetch=TicketGroup(reads))
@@ -298,7 +303,7 @@ class Cache:
 
     def touch(self, verdict: Verdict) -> None:
         """Mark everything that ``verdict`` would load as used, in the ring and on the medium."""
-        for row, keys in verdict.keys.items():
+        for row, keys in self._held(verdict):
             self._spaces.current.stores[row].touch(keys)
 
     def load(self, chain: PrefixChain, verdict: Verdict) -> Loaded:
@@ -329,7 +334,7 @@ class Cache:
         tickets = TicketGroup(
             {
                 row: stores[row].load(keys, targets[row], parents=self._parents(row, keys))
-                for row, keys in verdict.keys.items()
+                for row, keys in self._held(verdict)
             }
         )
         if verdict.lease is not None:
@@ -345,7 +350,7 @@ class Cache:
         stores = self._spaces.opened().stores
         loads = {
             row: stores[row].begin_load(keys, targets[row], parents=self._parents(row, keys))
-            for row, keys in verdict.keys.items()
+            for row, keys in self._held(verdict)
         }
         if verdict.lease is not None:
             TicketGroup({row: load.ticket for row, load in loads.items()}).add_done_callback(
@@ -448,10 +453,14 @@ class Cache:
     def _begin(self, verdict: Verdict, targets: Mapping[str, BlockTarget]) -> None:
         """Check that everything has a target; what is loaded now need not be read ahead."""
         self._spaces.opened()
-        if lacking := [row for row in verdict.keys if row not in targets]:
+        if lacking := [row for row, _ in self._held(verdict) if row not in targets]:
             raise LayoutError(f"rows without a target: {', '.join(lacking)}; nothing was loaded")
         if verdict.prefetch is not None:
             verdict.prefetch.cancel()
+
+    def _held(self, verdict: Verdict) -> list[tuple[str, Keys]]:
+        """What ``verdict`` would load of the rows that this process has a segment of."""
+        return [(row, keys) for row, keys in verdict.keys.items() if row in self._plans]
 
     def _whole_blocks(self, chain: PrefixChain, row: str) -> int:
         return chain.token_count // self.table.row(row).block_tokens
@@ -468,7 +477,7 @@ class Cache:
     def _buffer(self, row: str, blocks: Payloads) -> BufferBlocks:
         if row not in self._plans:
             raise SpecError(f"no cached row {row!r} in the table; it has {', '.join(self._plans)}")
-        geometry = self._plans[row].geometry
+        geometry = self.stores[row].geometry
         if not isinstance(blocks, np.ndarray):
             raise LayoutError(f"row {row!r}: blocks are a {type(blocks).__name__}, not a numpy array")
         need = (geometry.shards, geometry.shard_bytes)
@@ -490,7 +499,7 @@ class Cache:
         return {row: units for row, units in failed.items() if units}
 
     def _blank(self, row: str, count: int) -> Payloads:
-        geometry = self._plans[row].geometry
+        geometry = self.stores[row].geometry
         return np.zeros((count, geometry.shards, geometry.shard_bytes), dtype=np.uint8)
 
 

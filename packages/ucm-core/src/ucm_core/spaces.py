@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ucm_core.coordinator.coordinator import Coordinator
 from ucm_core.coordinator.coverage import coverage
 from ucm_core.coordinator.leases import LeasedRow, Leases
@@ -23,8 +25,10 @@ from ucm_core.events import Followed
 from ucm_core.ops import metrics
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.identity import ModelIdentity
+from ucm_core.spec.keys import Keys
 from ucm_core.spec.table import SpecTable
 from ucm_core.store.absent import ObjectStore
+from ucm_core.store.arrays import Mask
 from ucm_core.store.close_report import CloseReport
 from ucm_core.store.gc import Collector
 from ucm_core.store.journal import Place
@@ -36,7 +40,7 @@ from ucm_core.store.ring import RingOptions
 from ucm_core.store.root import CacheRoot
 from ucm_core.store.stack import (
     CLOSE_WAIT_S,
-    RowPlan,
+    Plans,
     StoreParts,
     absent_stores,
     close_stores,
@@ -78,7 +82,7 @@ class Spaces:
     """The spaces of one cache, one after the other, over one root and one pool of threads. Thread-safe."""
 
     def __init__(
-        self, config: CacheConfig, table: SpecTable, *, identity: ModelIdentity, plans: Mapping[str, RowPlan]
+        self, config: CacheConfig, table: SpecTable, *, identity: ModelIdentity, plans: Plans
     ) -> None:
         """Open the space of ``identity``; StoreError for a root that is a file."""
         self._table = table
@@ -111,7 +115,9 @@ class Spaces:
         space = self.current
         plans = self._plans.items() if space.identity.known and self.root.available else ()
         name = space.identity.namespace
-        return Followed({row: Place(name, slug(row), plan.segment) for row, plan in plans}, space.stores)
+        # a family is removed as one, so its first segment tells of all
+        places = {row: Place(name, slug(row), held[0].segment) for row, held in plans if held}
+        return Followed(places, space.stores)
 
     def residents(self) -> Residents:
         """What the rings of the space now hold."""
@@ -240,7 +246,12 @@ class Spaces:
 
     def _space_of(self, identity: ModelIdentity, stores: Mapping[str, ObjectStore]) -> Space:
         seeds = key_seeds(self._table, identity.digest)
-        lookups = {row: store.lookup for row, store in stores.items()}
+        lookups = {row: stores[row].lookup if row in stores else _nothing for row in self._plans}
         # never all slots: saves and loads of others must get on
         leases = Leases({row: LeasedRow(store.pin, 3 * store.slots // 4) for row, store in stores.items()})
         return Space(identity, stores, seeds, Coordinator(self._table, lookups, seeds), leases)
+
+
+def _nothing(keys: Keys) -> Mask:
+    """The answer of a row of which this process has no segment."""
+    return np.zeros(len(keys), dtype=np.bool_)

@@ -78,7 +78,7 @@ def test_several_schedulers_on_one_ring_read_each_block_once(name: str) -> None:
 def test_a_process_that_finds_64_others_in_a_ring_uses_one_of_its_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = stack.plan_rows(TABLE, 1 << 20)["full"]
+    (plan,) = stack.plan_rows(TABLE, 1 << 20)["full"]
     name = stack.ring_name(tmp_path, "ns", row="full", segment=plan.segment)
     crowd = [stack._open_ring(name, plan, RingOptions()) for _ in range(64)]
     late = stack._open_ring(name, plan, RingOptions())

@@ -398,7 +398,7 @@ def test_a_linked_root_has_the_ring_of_its_target(tmp_path: Path) -> None:
 def test_rows_that_are_never_cached_have_no_plan() -> None:
     plans = stack.plan_rows(SpecTable((FULL, SIDE, NONE), 16), 1 << 20)
     assert set(plans) == {"full", "side"}
-    assert plans["full"].segment == "hx.u0-1.c0-1"
+    assert plans["full"][0].segment == "hx.u0-1.c0-1"
 
 
 def test_a_follower_has_the_keys_of_its_source() -> None:
@@ -408,7 +408,7 @@ def test_a_follower_has_the_keys_of_its_source() -> None:
 
 
 def test_a_row_without_room_for_a_ring_joins_one_that_lives(caplog: pytest.LogCaptureFixture) -> None:
-    plan = stack.plan_rows(SpecTable((FULL,), 16), 1 << 20)["full"]
+    (plan,) = stack.plan_rows(SpecTable((FULL,), 16), 1 << 20)["full"]
     late = replace(plan, slots=0)
     name, options = f"test-{os.getpid()}", RingOptions()
     assert isinstance(stack._join_ring(name, late, options), NoRing)
@@ -424,7 +424,7 @@ def test_a_row_without_room_for_a_ring_joins_one_that_lives(caplog: pytest.LogCa
 
 @pytest.mark.parametrize(("ring_bytes", "joins"), [(0, False), (1 << 20, True), (None, True)])
 def test_who_wants_no_ring_joins_none(ring_bytes: int | None, joins: bool) -> None:
-    plan = stack.plan_rows(SpecTable((FULL,), 16), ring_bytes)["full"]
+    (plan,) = stack.plan_rows(SpecTable((FULL,), 16), ring_bytes)["full"]
     assert plan.joins == joins
     assert (plan.slots == 0) == (ring_bytes == 0)
 
@@ -440,7 +440,7 @@ def test_without_shared_memory_the_ring_is_private(
         return real(name, **sizes)  # type: ignore[arg-type]
 
     monkeypatch.setattr(stack.Ring, "open", refuse)
-    plan = stack.plan_rows(SpecTable((FULL,), 16), 1 << 20)["full"]
+    (plan,) = stack.plan_rows(SpecTable((FULL,), 16), 1 << 20)["full"]
     refused = metrics.ERRORS.labels(where="ring")._value.get()
     ring = stack._open_ring("0" * 16, plan, RingOptions(policy="sieve"))
     assert metrics.ERRORS.labels(where="ring")._value.get() == refused + 1
@@ -452,7 +452,7 @@ def test_without_shared_memory_the_ring_is_private(
 
 def test_a_bound_of_files_below_one_object_of_each_row_is_refused() -> None:
     table = SpecTable((FULL, SIDE, NONE), 16)
-    least = sum(plan.geometry.object_bytes for plan in stack.plan_rows(table, 1 << 20).values())
+    least = sum(plan.geometry.object_bytes for (plan,) in stack.plan_rows(table, 1 << 20).values())
     for fits in (None, 0, least):
         stack.plan_rows(table, 1 << 20, disk_bytes=fits)
     with pytest.raises(ConfigError, match=rf"disk_bytes = {least - 1} is too small.* needs {least};"):

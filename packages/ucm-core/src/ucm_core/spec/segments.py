@@ -14,7 +14,7 @@ and among ranks of its own (prefill context). States are not dealt out.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -26,7 +26,17 @@ from ucm_core.spec.rows import Part, RankRule, RowKind, SpecRow, as_tuple, is_co
 from ucm_core.spec.table import SpecTable
 from ucm_core.spec.units import stage_units
 
-__all__ = ["Parallelism", "Rank", "Segment", "Slice", "segments_of", "slice_of", "slices_of", "writers"]
+__all__ = [
+    "Parallelism",
+    "Rank",
+    "Segment",
+    "Share",
+    "Slice",
+    "segments_of",
+    "slice_of",
+    "slices_of",
+    "writers",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +176,25 @@ def segments_of(row: SpecRow, parallel: Parallelism) -> dict[Segment, SpecRow]:
     """Every segment of ``row`` and the row as its holders hold it; a block is there when all of them are."""
     held = (slice_of(row, parallel, rank=rank) for rank in parallel.ranks())
     return {found.segment: found.row for found in held if found is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which segments a process serves: those of one rank, to load and save them, or all, to ask for them."""
+
+    parallel: Parallelism = field(default_factory=Parallelism)
+    """How the engine is cut."""
+    rank: Rank | None = None
+    """One of its ranks; None = all of them, as the scheduler sees them."""
+
+    def slices(self, row: SpecRow) -> tuple[Slice, ...]:
+        """What it serves of ``row``: one slice per segment. Raises as `slice_of`."""
+        if self.rank is None:
+            return tuple(
+                Slice(segment, held, 0, 1) for segment, held in segments_of(row, self.parallel).items()
+            )
+        held = slice_of(row, self.parallel, rank=self.rank)
+        return () if held is None else (held,)
 
 
 def writers(keys: Keys, replicas: int, *, failed: int = 0) -> npt.NDArray[np.int64]:

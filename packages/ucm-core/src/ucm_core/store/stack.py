@@ -7,20 +7,22 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from ucm_core.errors import ConfigError
 from ucm_core.ops import metrics
 from ucm_core.spec.keys import row_seed
-from ucm_core.spec.segments import Segment
+from ucm_core.spec.segments import Segment, Share, Slice, segments_of
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 from ucm_core.store.absent import AbsentStore, ObjectStore
 from ucm_core.store.absent_tiers import NoFiles, NoRing
 from ucm_core.store.block import BlockStore
 from ucm_core.store.close_report import CloseReport
+from ucm_core.store.family import family
 from ucm_core.store.files import FileTier
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.pool import IoPool
@@ -37,15 +39,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """One row as this process stores it, whole: all its units, all its heads."""
+    """One segment of one row as this process stores it."""
 
     row: SpecRow
+    """With the units, heads and entries that the segment has."""
     geometry: Geometry
     segment: str
     slots: int
     """Slots of its ring, should it not live already; 0 = there is no room for one."""
     joins: bool = True
     """Whether it uses a ring that lives although there would be no room for one of its own."""
+    replica: int = 0
+    """Which of the `replicas` processes this is that load the same lists: each begins elsewhere in them."""
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,42 +64,52 @@ class StoreParts:
     room: Room | None
     durable: bool = True
     """False: nothing is kept on the medium, rings are all there is."""
-    rank: int = 0
-    """Which of the `ranks` processes this is that load the same lists: each begins elsewhere in them."""
-    ranks: int = 1
     ring: RingOptions = field(default_factory=RingOptions)
 
 
-def plan_rows(
-    table: SpecTable, ring_bytes: int | None, *, disk_bytes: int | None = None
-) -> dict[str, RowPlan]:
-    """One plan for every row that is cached; touches nothing.
+Plans = Mapping[str, Sequence[RowPlan]]
+"""Per cached row the segments that this process has of it; none where its rank has no layer of the row."""
 
+
+def plan_rows(
+    table: SpecTable, ring_bytes: int | None, *, disk_bytes: int | None = None, share: Share | None = None
+) -> dict[str, tuple[RowPlan, ...]]:
+    """One plan for every segment of ``share`` of every row that is cached; touches nothing.
+
+    The bounds are those of all ranks of the engine together, so each of them comes to the same sizes.
     Raises `ucm_core.ConfigError` when ``ring_bytes`` is too small or more than all memory, or ``disk_bytes``
-    has no room for one object of every row (0 = no files),
-    `ucm_core.SpecError` when an object is too large or would have more shards than a header has room for.
+    has no room for one object of every segment (0 = no files), `ucm_core.SpecError` when an object is too
+    large or would have more shards than a header has room for, or a row cannot be cut like that.
     """
+    share = share or Share()
     if ring_bytes is not None:
         check_ring_bytes(ring_bytes)
     rows = [row for row in table.rows if row.kind is not RowKind.NONE]
-    shapes = {row.name: Geometry.of_row(row) for row in rows}
-    _check_disk_bytes(shapes, disk_bytes)
-    demands = {row.name: RingDemand(shapes[row.name].payload_bytes, _tokens(row)) for row in rows}
-    slots = ring_slots(demands, ring_bytes) if rows else {}
-    return {
-        row.name: RowPlan(
-            row,
-            shapes[row.name],
-            Segment(units=(0, len(row.units))).name,
-            slots[row.name],
-            joins=ring_bytes != 0,
-        )
+    every = {
+        _place(row, segment): (row, Geometry.of_row(held))
         for row in rows
+        for segment, held in segments_of(row, share.parallel).items()
     }
+    _check_disk_bytes((shape for _, shape in every.values()), disk_bytes)
+    demands = {place: RingDemand(shape.payload_bytes, _tokens(row)) for place, (row, shape) in every.items()}
+    slots = ring_slots(demands, ring_bytes) if rows else {}
+
+    def plan(row: SpecRow, held: Slice) -> RowPlan:
+        place = _place(row, held.segment)
+        turn = {"replica": held.replica, "replicas": held.replicas}
+        _, shape = every[place]
+        joins = ring_bytes != 0
+        return RowPlan(held.row, shape, held.segment.name, slots[place], joins=joins, **turn)
+
+    return {row.name: tuple(plan(row, held) for held in share.slices(row)) for row in rows}
 
 
-def _check_disk_bytes(shapes: Mapping[str, Geometry], disk_bytes: int | None) -> None:
-    least_bytes = sum(shape.object_bytes for shape in shapes.values())
+def _place(row: SpecRow, segment: Segment) -> str:
+    return f"{row.name}/{segment.name}"
+
+
+def _check_disk_bytes(shapes: Iterable[Geometry], disk_bytes: int | None) -> None:
+    least_bytes = sum(shape.object_bytes for shape in shapes)
     if disk_bytes and disk_bytes < least_bytes:
         raise ConfigError(
             f"disk_bytes = {disk_bytes} is too small: one object of each row needs {least_bytes};"
@@ -108,31 +124,33 @@ def key_seeds(table: SpecTable, namespace_digest: bytes) -> dict[str, bytes]:
 
 
 def open_stores(
-    plans: Mapping[str, RowPlan], digest: bytes, *, namespace: Namespace, parts: StoreParts
+    plans: Plans, digest: bytes, *, namespace: Namespace, parts: StoreParts
 ) -> dict[str, ObjectStore]:
-    """Open the store of every row of the namespace ``digest``; on an error none stays open.
+    """Open the stores of every row of the namespace ``digest``; on an error none stays open.
 
-    They share `StoreLimits.private_bytes`.
+    They share `StoreLimits.private_bytes`. A row without a plan, of which this rank has nothing, is left out.
     """
-    stores: dict[str, ObjectStore] = {}
-    share = parts.limits.private_bytes // max(1, len(plans))
+    share = parts.limits.private_bytes // max(1, sum(map(len, plans.values())))
     parts = replace(parts, limits=replace(parts.limits, private_bytes=share))
+    opened: dict[str, list[ObjectStore]] = {name: [] for name, segments in plans.items() if segments}
     try:
-        for name, plan in plans.items():
-            stores[name] = _open_store(plan, row_seed(digest, name), namespace, parts)
+        for name, stores in opened.items():
+            for plan in plans[name]:
+                stores.append(_open_store(plan, row_seed(digest, name), namespace, parts))
     except BaseException:
-        close_stores(stores)
+        for stores in opened.values():
+            close_stores(dict(enumerate(stores)))
         raise
-    return stores
+    return {name: family(stores) for name, stores in opened.items()}
 
 
-def absent_stores(plans: Mapping[str, RowPlan]) -> dict[str, ObjectStore]:
+def absent_stores(plans: Plans) -> dict[str, ObjectStore]:
     """For every row a store that keeps nothing."""
-    return {name: AbsentStore(plan.geometry) for name, plan in plans.items()}
+    return {name: AbsentStore(segments[0].geometry) for name, segments in plans.items() if segments}
 
 
 def close_stores(
-    stores: Mapping[str, ObjectStore], timeout_s: float = CLOSE_WAIT_S
+    stores: Mapping[Any, ObjectStore], timeout_s: float = CLOSE_WAIT_S
 ) -> tuple[CloseReport, ...]:
     """Close them all, within ``timeout_s`` together; what each of them kept."""
     deadline = time.monotonic() + timeout_s
@@ -150,7 +168,8 @@ def _open_store(plan: RowPlan, seed: bytes, namespace: Namespace, parts: StorePa
     files = _files(plan, seed, namespace, parts) if parts.durable else NoFiles(plan.geometry)
     name = ring_name(parts.root.path, namespace.path.name, row=plan.row.name, segment=plan.segment)
     ring = _open_ring(name, plan, parts.ring) if plan.slots else _join_ring(name, plan, parts.ring)
-    tiers = Tiers(ring, files, parts.pool, plan.row.name, parts.limits, rank=parts.rank, ranks=parts.ranks)
+    turn = {"rank": plan.replica, "ranks": plan.replicas}
+    tiers = Tiers(ring, files, parts.pool, plan.row.name, parts.limits, **turn)
     return BlockStore(tiers, room=parts.room)
 
 
