@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,7 +32,7 @@ from ucm_core.store.arrays import Int64s, Mask, Slots
 from ucm_core.store.close_report import CloseReport
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
-from ucm_core.store.ledger import NO_RESIDENTS, PinBook, Pins, RecentTouches, Residents, WorkGate
+from ucm_core.store.ledger import NO_RESIDENTS, PinBook, Pins, RecentTouches, Residents, Work, WorkGate
 from ucm_core.store.loading import LoadOrder, LoadWork, deliver_resident, load_chunk, prefetch_chunk
 from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome, RingStatistics, Touch
@@ -43,6 +43,7 @@ from ucm_core.store.unit_save import WholeSave
 from ucm_core.store.writing import Writer
 
 PREFIX_STEP_BLOCKS = 64
+_INTERRUPTED_WAIT_S = 30.0
 INLINE_BYTES = 4 << 20
 """What a load copies on its caller's thread: less than half a millisecond, as long as to wake another."""
 COPY_CHUNKS = 4
@@ -98,12 +99,10 @@ class BlockStore:
     def lookup(self, keys: Keys) -> Mask:
         """``bool[n]``: True where the ring holds the object, or a whole file is there."""
         check_keys(keys)
-        if not len(keys) or not self._work.begin():
-            return np.zeros(len(keys), dtype=np.bool_)
-        try:
+        with self._work.entered() as entered:
+            if not entered or not len(keys):
+                return np.zeros(len(keys), dtype=np.bool_)
             return self._lookup(keys)
-        finally:
-            self._work.end()
 
     def lookup_prefix(self, keys: Keys) -> int:
         """How many leading keys are present; looks no further than one step behind the first hole."""
@@ -158,10 +157,11 @@ class BlockStore:
         ticket = Ticket(batch.count, self.geometry.shards, durable=True)
         save = Save(self._tiers, self._writer, batch, ticket, source=source)
         everything = np.arange(batch.count)
-        if gather_inline:
-            self._run(ticket, everything, lambda: save.run(on_io_thread=False))
-        else:
-            self._submit(Priority.WRITE, ticket, everything, lambda: save.run(on_io_thread=True))
+        with self._or_nothing(ticket):
+            if gather_inline:
+                self._run(ticket, everything, lambda: save.run(on_io_thread=False))
+            else:
+                self._submit(Priority.WRITE, ticket, everything, lambda: save.run(on_io_thread=True))
         return ticket
 
     def begin_load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> UnitLoad:
@@ -338,9 +338,10 @@ class BlockStore:
         return LoadOrder(batch, ticket, target, lambda: self._revoked)
 
     def _start(self, order: LoadOrder, priority: Priority, work: LoadWork, *, times: int = 1) -> Ticket:
-        for ids in self._tiers.chunks(len(order.batch), times=times):
-            piece = partial(work, self._tiers, order, ids=ids)
-            self._submit(priority, order.ticket, order.batch.positions(ids), piece)
+        with self._or_nothing(order.ticket):
+            for ids in self._tiers.chunks(len(order.batch), times=times):
+                piece = partial(work, self._tiers, order, ids=ids)
+                self._submit(priority, order.ticket, order.batch.positions(ids), piece)
         return order.ticket
 
     def _load_inline(self, order: LoadOrder) -> bool:
@@ -360,28 +361,49 @@ class BlockStore:
         self, priority: Priority, ticket: Ticket, positions: Int64s, work: Callable[[], None]
     ) -> None:
         """Queue work that settles ``positions``; they are settled whatever becomes of it."""
-        if not self._work.begin():
-            ticket.settle(positions, ResultCode.CANCELLED)
-        elif not self._tiers.pool.submit(priority, lambda: self._guard(ticket, positions, work)):
-            self._work.end()
-            ticket.settle(positions, ResultCode.CANCELLED)
+        begun = Work(ticket)
+        if self._work.begin(begun):
+            guarded = partial(self._guard, begun, ticket, positions, work=work)
+            if self._tiers.pool.submit(priority, guarded):
+                return
+            self._work.end(begun)
+        ticket.settle(positions, ResultCode.CANCELLED)
 
     def _run(self, ticket: Ticket, positions: Int64s, work: Callable[[], None]) -> None:
         """`_submit` on this thread."""
-        if self._work.begin():
-            self._guard(ticket, positions, work)
-        else:
-            ticket.settle(positions, ResultCode.CANCELLED)
+        begun = Work(ticket)
+        try:
+            if self._work.begin(begun):
+                self._guard(begun, ticket, positions, work=work)
+            else:
+                ticket.settle(positions, ResultCode.CANCELLED)
+        finally:
+            self._work.end(begun)
+
+    @contextmanager
+    def _or_nothing(self, ticket: Ticket) -> Iterator[None]:
+        """When a signal's handler ends the call that begins work for ``ticket``, that work is over as well.
+
+        The caller gets no ticket, and may use the memory for something else.
+        """
+        try:
+            yield
+        except BaseException:
+            ticket.cancel()
+            if not self._work.give_up(ticket, _INTERRUPTED_WAIT_S):
+                log.error("row %s: a call was ended by an exception, its work still runs", self._tiers.row)
+            raise
 
     def _background(self, work: Callable[[], None]) -> None:
         """Queue work that nobody waits for."""
         nobody = Ticket(0, durable=False)
         self._submit(Priority.WRITE, nobody, np.zeros(0, dtype=np.int64), work)
 
-    def _guard(self, ticket: Ticket, positions: Int64s, work: Callable[[], None]) -> None:
+    def _guard(self, begun: Work, ticket: Ticket, positions: Int64s, *, work: Callable[[], None]) -> None:
         """Run ``work``; after an exception what it left unsettled is ``UNAVAILABLE``: no ticket is lost."""
         try:
-            work()
+            if self._work.start(begun):
+                work()
         except BaseException as error:
             # The border of the store: storage never raises into the engine's loop.
             metrics.ERRORS.labels(where="block_store").inc()
@@ -391,4 +413,4 @@ class BlockStore:
             if not isinstance(error, Exception):  # somebody wants to end the program, or this task
                 raise
         finally:
-            self._work.end()
+            self._work.end(begun)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ucm_core.store.arrays import Mask, Names
 
 TOUCH_INTERVAL_S = 60
 TOUCH_MEMORY_KEYS = 1 << 16
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,6 +109,29 @@ class PinBook:
             self._entries.clear()
 
 
+class Work:
+    """One piece of work, counted by a `WorkGate` from `WorkGate.begin` to `WorkGate.end`.
+
+    It is made before it is begun, so that a signal's handler that raises in between leaves nothing counted::
+
+        work = Work(ticket)
+        try:
+            if gate.begin(work): ...
+        finally:
+            gate.end(work)
+
+    One that nobody has any more does not count either.
+    """
+
+    __slots__ = ("__weakref__", "started", "whom")
+
+    def __init__(self, whom: object = None) -> None:
+        self.whom = whom
+        """For whom it is done."""
+        self.started = False
+        """Whether it is not only queued."""
+
+
 class WorkGate:
     """Counts the work that is queued or running; closed, it lets nothing begin.
 
@@ -116,37 +141,56 @@ class WorkGate:
     def __init__(self) -> None:
         self._changed = OwnCondition()
         self._closed = False
-        self.count = 0
+        self._open: set[weakref.ref[Work]] = set()
+
+    @property
+    def count(self) -> int:
+        """Pieces of work that have begun and not ended."""
+        return len(self._open)
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed or self.foreign
 
-    def begin(self) -> bool:
-        """Count one piece of work in; False after `close`."""
+    def begin(self, work: Work) -> bool:
+        """Count it in; False after `close`."""
         if self.foreign:  # before the lock, which another thread may have held when it forked
             return False
         with self._changed:
-            self.count += not self._closed
+            if not self._closed:
+                self._open.add(weakref.ref(work, self._open.discard))
             return not self._closed
 
-    def end(self) -> None:
-        """Count one piece of work out."""
+    def start(self, work: Work) -> bool:
+        """Say that it is not only queued any more; False: it was given up meanwhile."""
         with self._changed:
-            self.count -= 1
-            if not self.count:
+            work.started = weakref.ref(work) in self._open
+            return work.started
+
+    def end(self, work: Work) -> None:
+        """Count it out, if it is counted."""
+        self._open.discard(weakref.ref(work))
+        if not self.foreign:
+            with self._changed:
                 self._changed.notify_all()
+
+    def give_up(self, whom: object, timeout_s: float) -> bool:
+        """Count out what is queued for ``whom``, and wait for what has started."""
+        with self._changed:
+            for work in self._works(whom):
+                if not work.started:
+                    self._open.discard(weakref.ref(work))
+        return self._wait_for(lambda: not self._works(whom), timeout_s)
 
     @contextmanager
     def entered(self) -> Iterator[bool]:
         """Count the body in, so that a closer waits for it; False: closed, and nothing may be touched."""
-        entered = self.begin()
+        work = Work()
         try:
-            yield entered
+            yield self.begin(work)
         finally:
-            if entered:
-                self.end()
+            self.end(work)
 
     def close(self) -> bool:
         """True for the first caller."""
@@ -163,8 +207,19 @@ class WorkGate:
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no work is counted."""
+        return self._wait_for(lambda: not self._open, timeout_s)
+
+    def _works(self, whom: object) -> list[Work]:
+        found = [entry() for entry in list(self._open)]
+        return [work for work in found if work is not None and work.whom is whom]
+
+    def _wait_for(self, over: Callable[[], bool], timeout_s: float) -> bool:
+        """Nobody says when nobody has a piece of work any more: look again now and then."""
+        deadline = time.monotonic() + timeout_s
         with self._changed:
-            return self._changed.wait_for(lambda: self.count == 0, timeout_s)
+            while not over() and (left_s := deadline - time.monotonic()) > 0:
+                self._changed.wait_for(over, min(left_s, _LOOK_S))
+            return over()
 
 
 class RecentTouches:
