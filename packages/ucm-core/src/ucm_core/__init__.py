@@ -68,6 +68,7 @@ from ucm_core.flow.handles import ComputeEvent, UnitLoad, UnitSave
 from ucm_core.flow.pipeline import LayerPipeline
 from ucm_core.flow.step import StepLoad, StepReport, StepSave
 from ucm_core.flow.ticket import Level, ResultCode, Ticket, TicketGroup
+from ucm_core.flow.trace import Trace
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.checkpoint import WeightDigester, adapter_digest, read_config
 from ucm_core.spec.identity import ModelIdentity
@@ -160,6 +161,7 @@ __all__ = [
     "StoreError",
     "Ticket",
     "TicketGroup",
+    "Trace",
     "UcmError",
     "UnitLoad",
     "UnitMap",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 from simulation import LoadDouble, MediumDouble, SaveDouble, World, run_step
 
 from ucm_core.flow.pipeline import LayerPipeline, StepLoad, StepSave
+from ucm_core.flow.trace import Trace
 from ucm_core.spec.table import Part, RowKind, SpecRow, SpecTable
 from ucm_core.spec.units import UnitMap
 
@@ -23,11 +26,15 @@ def dense(layers: int) -> UnitMap:
 class Stage:
     """Three layers on a serial medium; saves have one of their own."""
 
-    def __init__(self, layers: int = 3, *, depth: int | None = None, lanes: int = 1) -> None:
+    def __init__(
+        self, layers: int = 3, *, depth: int | None = None, lanes: int = 1, trace: Trace | None = None
+    ) -> None:
         self.world = World()
         self.layers = range(layers)
         self.reader, self.writer = MediumDouble(self.world, lanes), MediumDouble(self.world)
-        self.pipeline = LayerPipeline(dense(layers), depth=depth, wait_s=1e6, clock=self.world.clock)
+        self.pipeline = LayerPipeline(
+            dense(layers), depth=depth, wait_s=1e6, clock=self.world.clock, trace=trace
+        )
 
     def load(self, request: str = "r", **slow: float) -> StepLoad:
         """``unit1=50``: that unit takes so long."""
@@ -112,3 +119,56 @@ def test_a_medium_of_long_latency_needs_a_deeper_look_ahead(depth: int) -> None:
     report = run_step(stage.world, stage.pipeline, layers=stage.layers, loads=[load])
     assert report.failed == {}
     assert report.exposed_s == pytest.approx(100 + (groups - 1) * (100 - depth * COMPUTE))
+
+
+class TestTrace:
+    """The example of above, traced: the first load hides behind the queue."""
+
+    def test_the_intervals_are_those_that_happened(self, tmp_path: Path) -> None:
+        stage = Stage(trace=switched_on(tmp_path))
+        load, (save, handle) = stage.load(), stage.save()
+        stage.pipeline.prefetch(load)
+        stage.world.let_pass(LOAD)
+        run_step(stage.world, stage.pipeline, layers=stage.layers, loads=[load], saves=[save])
+        assert stage.pipeline.close()
+        assert read(tmp_path) == {
+            # The first two are prefetched before the switch is looked at; then: submitted when layer 0 was
+            # waited for, landed 20 after that of layer 0, because the medium brings one at a time.
+            "layer 2 load": [(10, 30)],
+            **{f"layer {k} wait": [(10 + 10 * k, 10 + 10 * k)] for k in range(3)},
+            **{f"layer {k} compute": [(10 + 10 * k, 20 + 10 * k)] for k in range(3)},
+            **{f"layer {k} save": [(20 + 10 * k, 42)] for k in range(3)},
+        }
+        assert handle.ended == 42
+
+    def test_a_wait_that_shows_has_its_length(self, tmp_path: Path) -> None:
+        stage = Stage(trace=switched_on(tmp_path))
+        load = stage.load(unit1=35)
+        run_step(stage.world, stage.pipeline, layers=stage.layers, loads=[load])
+        stage.pipeline.close()
+        tracks = read(tmp_path)
+        assert [tracks[f"layer {k} wait"] for k in range(3)] == [[(0, 10)], [(20, 45)], [(55, 55)]]
+        assert [tracks[f"layer {k} load"] for k in range(3)] == [[(0, 10)], [(0, 45)], [(0, 55)]]
+
+    def test_a_step_without_loads_and_saves_still_shows_its_layers(self, tmp_path: Path) -> None:
+        stage = Stage(trace=switched_on(tmp_path))
+        run_step(stage.world, stage.pipeline, layers=stage.layers)
+        stage.pipeline.close()
+        assert read(tmp_path) == {f"layer {k} compute": [(10 * k, 10 * k + 10)] for k in range(3)}
+
+
+def switched_on(directory: Path) -> Trace:
+    (directory / "on").touch()
+    return Trace(directory)
+
+
+def read(directory: Path) -> dict[str, list[tuple[float, float]]]:
+    """Per track its intervals (begin, end), in ms."""
+    (path,) = directory.glob("ucm-*.json")
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    tracks: dict[str, list[tuple[float, float]]] = {}
+    for event in (event for event in events if event["ph"] == "X"):
+        begin = event["ts"] / 1e6
+        tracks.setdefault(names[event["tid"]], []).append((begin, begin + event["dur"] / 1e6))
+    return tracks

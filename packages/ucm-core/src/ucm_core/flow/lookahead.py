@@ -86,7 +86,8 @@ class LookAhead:
             return self._fixed
         if not self._load_s or not self._compute_s:
             return LEAST_DEPTH
-        load_s, compute_s = statistics.median(self._load_s), statistics.median(self._compute_s)
+        # A list of a deque is made in one operation: loads land on other threads.
+        load_s, compute_s = statistics.median(list(self._load_s)), statistics.median(self._compute_s)
         if load_s >= compute_s * MOST_DEPTH:
             return MOST_DEPTH
         return max(LEAST_DEPTH, math.ceil(load_s / compute_s))

@@ -32,6 +32,7 @@ from ucm_core.flow.step import (
     tried,
     wait_for,
 )
+from ucm_core.flow.trace import Interval, IntervalKind, Trace
 from ucm_core.ops import metrics
 from ucm_core.spec.units import UnitMap
 
@@ -53,6 +54,9 @@ class _Step:
         """Positions whose hook came."""
         self.after: set[int] = set()
         self.depth = LEAST_DEPTH
+        self.computing_since_s: dict[int, float] = {}
+        """When the layer at a position began to compute; only while the step is traced."""
+        self.traced = False
         self.exposed_s = 0.0
         self.saved_late = 0
         self.ignored = 0
@@ -64,6 +68,7 @@ class LayerPipeline:
     ``layers`` are those of this stage (None = all of the map), ``first_units`` by row the global number of
     the unit that is shard 0 of the handles. ``depth`` is the number of layers loaded ahead; None = adapted to
     the measured times, see `LookAhead`. A hook waits ``wait_s`` at most; what has not come then has failed.
+    ``trace`` records the steps that begin while it is on.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class LayerPipeline:
         depth: int | None = None,
         wait_s: float = WAIT_S,
         clock: Callable[[], float] = time.monotonic,
+        trace: Trace | None = None,
     ) -> None:
         self._plan = plan_layers(units, layers, first_units=first_units)
         self._positions = {plan.layer: position for position, plan in enumerate(self._plan)}
@@ -84,10 +90,11 @@ class LayerPipeline:
         )
         self._ahead = LookAhead(depth)
         self._wait_s, self._clock = wait_s, clock
+        self._trace = trace or Trace(None)
         self._step: _Step | None = None
         self._prefetched: list[RunningLoad] = []
         self._flying: list[tuple[RunningLoad, int]] = []
-        self._probe: tuple[RunningLoad, int, float] | None = None
+        self._measuring = False
         self._hookless: set[int] = set()
         self._tail: list[RunningLoad | RunningSave] = []
         self._lost: dict[Hashable, Failed] = {}
@@ -121,6 +128,7 @@ class LayerPipeline:
         step = self._step = _Step(
             [self._running(load) for load in loads], [RunningSave(save, self._written) for save in saves]
         )
+        step.traced = self._trace.look()
         if loads:
             step.depth = self._ahead.depth
             self._wait(step, step.loads, range(self._also_now(0)))
@@ -128,7 +136,7 @@ class LayerPipeline:
     def before_layer(self, layer: int, *, requests: Collection[Hashable] | None = None) -> None:
         """Return when what ``layer`` needs has landed or failed, for these requests or all of the step."""
         step = self._step
-        if step is None or not step.loads:
+        if step is None or not (step.loads or step.traced):
             return
         position = self._positions.get(layer)
         if position is None:
@@ -136,10 +144,14 @@ class LayerPipeline:
             return
         step.before.add(position)
         loads = [load for load in step.loads if requests is None or load.request in requests]
-        self._note_computed(loads, position)
-        self._wait(step, loads, range(position, self._also_now(position + 1)))
+        if loads:
+            self._note_computed(loads, position)
+            self._wait(step, loads, range(position, self._also_now(position + 1)))
+        now_s = self._clock()
         for load in loads:
-            load.computing_since_s = self._clock()
+            load.computing_since_s = now_s
+        if step.traced:
+            step.computing_since_s.setdefault(position, now_s)
 
     def ready(self, layer: int, request: Hashable) -> bool:
         """Whether `before_layer` would return at once for this request."""
@@ -155,15 +167,16 @@ class LayerPipeline:
     def after_layer(self, layer: int, *, computed: ComputeEvent | None = None) -> None:
         """Save what ``layer`` finished, once ``computed`` is reached; again in a step, the last bytes win."""
         step = self._step
-        if step is None or not step.saves:
+        if step is None or not (step.saves or step.traced):
             return
         position = self._positions.get(layer)
         if position is None:
             step.ignored += 1
             return
         step.after.add(position)
-        self._look_at_probe()
         units = sum(save.submit(self._plan[position], computed) for save in step.saves)
+        if step.traced:
+            self._trace_layer(step, position)
         if units:
             metrics.UNITS_SAVED.labels(when="layer").inc(units)
 
@@ -227,13 +240,15 @@ class LayerPipeline:
         return not self._tail
 
     def close(self, timeout_s: float = WAIT_S) -> bool:
-        """Give up an open step and all prefetched loads, then `drain`."""
+        """Give up an open step and all prefetched loads, then `drain`; write what was traced."""
         self._give_up_step()
         for load in self._prefetched:
             load.give_up()
         self._tail += self._prefetched
         self._prefetched = []
-        return self.drain(timeout_s)
+        drained = self.drain(timeout_s)
+        self._trace.close()
+        return drained
 
     # -- private
 
@@ -242,7 +257,8 @@ class LayerPipeline:
         for known in self._prefetched:
             if known.request == load.request and known.rows == load.rows:
                 self._prefetched.remove(known)
-                known.reach = 0
+                for position in range(known.reach):
+                    known.submit(self._plan[position], urgency=position)
                 return known
         return RunningLoad(load)
 
@@ -259,14 +275,15 @@ class LayerPipeline:
         for load in loads:
             for position in positions:
                 load.wait(self._plan[position], lambda: begin_s + self._wait_s - self._clock())
-        waited_s = self._clock() - begin_s
-        step.exposed_s += waited_s
-        metrics.LAYER_WAIT.observe(waited_s)
-        self._look_at_probe()
+        end_s = self._clock()
+        step.exposed_s += end_s - begin_s
+        if positions:
+            metrics.LAYER_WAIT.observe(end_s - begin_s)
+            layer = self._plan[positions.start].layer
+            self._trace.add(Interval(IntervalKind.WAIT, layer, begin_s, end_s))
 
     def _ask(self, step: _Step, loads: Sequence[RunningLoad], urgent: int) -> None:
         """Submit what is due now that ``loads`` wait for positions before ``urgent``."""
-        self._look_at_probe()
         for load in loads:
             load.urgent = max(load.urgent, urgent)
         last = len(self._plan)
@@ -274,8 +291,7 @@ class LayerPipeline:
             Window(load.reach, load.urgent, min(last, load.urgent + step.depth)) for load in step.loads
         ]
         for position, index in due(windows, room=self._room()):
-            self._submit(step.loads[index], position, urgency=position)
-            self._probe = self._probe or (step.loads[index], position, self._clock())
+            self._submit(step.loads[index], position)
         self._submit_prefetched()
 
     def _submit_prefetched(self) -> None:
@@ -285,12 +301,29 @@ class LayerPipeline:
         end = min(len(self._plan), self._ahead.depth)
         windows = [Window(load.reach, 0, end) for load in self._prefetched]
         for position, index in due(windows, room=self._room()):
-            self._submit(self._prefetched[index], position, urgency=len(self._plan) + position)
+            self._submit(self._prefetched[index], position, behind=len(self._plan))
 
-    def _submit(self, load: RunningLoad, position: int, *, urgency: int) -> None:
-        load.submit(self._plan[position], urgency=urgency)
+    def _submit(self, load: RunningLoad, position: int, *, behind: int = 0) -> None:
+        begin_s = self._clock()
         load.reach = position + 1
+        if not load.submit(self._plan[position], urgency=behind + position):
+            return
         self._flying.append((load, position))
+        measure = not (behind or self._measuring)  # one load at a time
+        if measure or self._trace.on:
+            self._measuring |= measure
+            load.when_landed(
+                self._plan[position], lambda: self._note_landed(load, position, begin_s, measure=measure)
+            )
+
+    def _note_landed(self, load: RunningLoad, position: int, begin_s: float, *, measure: bool) -> None:
+        """On any thread."""
+        end_s = self._clock()
+        if measure:
+            self._ahead.loaded(end_s - begin_s)
+            self._measuring = False
+        layer = self._plan[position].layer
+        self._trace.add(Interval(IntervalKind.LOAD, layer, begin_s, end_s, load.request))
 
     def _room(self) -> int:
         if len(self._flying) >= QUEUE_LOADS:
@@ -299,18 +332,23 @@ class LayerPipeline:
             ]
         return QUEUE_LOADS - len(self._flying)
 
-    def _look_at_probe(self) -> None:
-        """Measure how long one load at a time takes; to the next hook, exactly where a hook waited for it."""
-        if self._probe is not None:
-            load, position, submitted_s = self._probe
-            if load.landed(self._plan[position]):
-                self._ahead.loaded(self._clock() - submitted_s)
-                self._probe = None
-
     def _note_computed(self, loads: Sequence[RunningLoad], position: int) -> None:
         """Measure the time between a request's layers, at its first call for the later one."""
-        if loads and loads[0].urgent <= position and loads[0].computing_since_s is not None:
+        if loads[0].urgent <= position and loads[0].computing_since_s is not None:
             self._ahead.computed(self._clock() - loads[0].computing_since_s)
+
+    def _trace_layer(self, step: _Step, position: int) -> None:
+        """Record what a layer computed, and what it saves when that has ended."""
+        now_s, layer = self._clock(), self._plan[position].layer
+        since_s = step.computing_since_s.pop(position, None)
+        if since_s is not None:
+            self._trace.add(Interval(IntervalKind.COMPUTE, layer, since_s, now_s))
+        for save in step.saves if self._plan[position].finishes else ():
+            save.when_done(lambda save=save: self._note_saved(save, layer, now_s))  # type: ignore[misc]
+
+    def _note_saved(self, save: RunningSave, layer: int, begin_s: float) -> None:
+        """On any thread."""
+        self._trace.add(Interval(IntervalKind.SAVE, layer, begin_s, self._clock(), save.request))
 
     def _end_loads(self, step: _Step) -> dict[Hashable, Failed]:
         """End the loads of a step; what failed."""
@@ -320,7 +358,7 @@ class LayerPipeline:
             for load in step.loads
         ]
         step.exposed_s += self._clock() - begin_s
-        self._probe = None
+        self._measuring = False
         self._flying = [entry for entry in self._flying if entry[0] in self._prefetched]
         return {request: failed for request, failed in ends if failed}
 

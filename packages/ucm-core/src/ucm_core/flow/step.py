@@ -6,6 +6,7 @@ Only this module calls handles. What one of them raises is caught here, counted
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ParamSpec
@@ -93,12 +94,22 @@ class RunningLoad:
         """Whether nothing writes to the targets any more."""
         return all(is_done(handle) for handle in self.rows.values())
 
-    def submit(self, layer: LayerShards, *, urgency: int) -> None:
-        """Ask for what ``layer`` needs and no earlier one."""
-        for shards in layer.brings:
-            handle = self.rows.get(shards.row)
-            if handle is not None and not self._given_up:
-                self._broken |= not tried(handle.submit, shards.slice, urgency=urgency)
+    def submit(self, layer: LayerShards, *, urgency: int) -> bool:
+        """Ask for what ``layer`` needs and no earlier one, or say that it is more urgent now.
+
+        False when there is nothing to ask for.
+        """
+        runs_here = [run for run in layer.brings if run.row in self.rows and not self._given_up]
+        for run in runs_here:
+            self._broken |= not tried(self.rows[run.row].submit, run.slice, urgency=urgency)
+        return bool(runs_here)
+
+    def when_landed(self, layer: LayerShards, call: Callable[[], None]) -> None:
+        """Call once, on any thread, when what was submitted for ``layer`` has landed or failed."""
+        shards = [shard for run in layer.brings if run.row in self.rows for shard in run]
+        count_down = countdown(len(shards), call)
+        for row, number in shards:
+            tried(self.rows[row].ticket.add_shard_callback, number, count_down)
 
     def landed(self, layer: LayerShards) -> bool:
         """Whether `wait` would return at once."""
@@ -177,6 +188,12 @@ class RunningSave:
         again = (run for run in layer.rewrites if not self._missing.issuperset(run))
         return self._submit((*layer.finishes, *again), ready)
 
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call once, on any thread, when all of it is published or given up."""
+        count_down = countdown(len(self.rows), call)
+        for handle in self.rows.values():
+            tried(handle.ticket.add_done_callback, count_down)
+
     def finish(self, ready: ComputeEvent | None) -> int:
         """Save what no layer's hook saved; no more comes. The number of these units."""
         late = self._submit(runs(self._missing), ready)
@@ -212,6 +229,17 @@ def tried(call: Callable[_P, object], /, *args: _P.args, **keywords: _P.kwargs) 
         _log.warning("a store could not do what a layer asked: %s", error)
         return False
     return True
+
+
+def countdown(count: int, call: Callable[[], None]) -> Callable[[object], None]:
+    """A function that calls ``call`` when it is called the ``count``-th time, by whatever threads."""
+    left = itertools.count(1)
+
+    def one_more(_: object) -> None:
+        if next(left) == count:  # a step of this counter is one operation
+            call()
+
+    return one_more
 
 
 def wait_for(handle: UnitLoad | UnitSave, timeout_s: float) -> bool:

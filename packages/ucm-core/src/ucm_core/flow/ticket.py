@@ -102,6 +102,7 @@ class Ticket:
         self._cancelled = False
         self._shard_waiters = 0
         self._callbacks: list[Callable[[Ticket], None]] = []
+        self._shard_callbacks: list[tuple[int, Callable[[Ticket], None]]] = []
 
     # -- what the caller reads
 
@@ -196,6 +197,14 @@ class Ticket:
                 return
         self._call(callback)
 
+    def add_shard_callback(self, shard: int, callback: Callable[[Ticket], None]) -> None:
+        """As `add_done_callback`, once every object has its code of one ``shard``."""
+        with self._changed:
+            if not self._is_done(shard):
+                self._shard_callbacks.append((shard, callback))
+                return
+        self._call(callback)
+
     # -- what the store writes
 
     def settle(self, objects: Indices, codes: npt.ArrayLike, *, shards: slice = slice(None)) -> None:
@@ -216,6 +225,8 @@ class Ticket:
             if done or self._shard_waiters:  # who waits for all is not woken for a part
                 self._changed.notify_all()
             callbacks = self._take_callbacks() if done else []
+            if self._shard_callbacks:
+                callbacks += self._take_shard_callbacks()
         for callback in callbacks:
             self._call(callback)
 
@@ -266,6 +277,11 @@ class Ticket:
     def _take_callbacks(self) -> list[Callable[[Ticket], None]]:
         taken, self._callbacks = self._callbacks, []
         return taken
+
+    def _take_shard_callbacks(self) -> list[Callable[[Ticket], None]]:
+        waiting = self._shard_callbacks
+        self._shard_callbacks = [pair for pair in waiting if not self._is_done(pair[0])]
+        return [pair[1] for pair in waiting if self._is_done(pair[0])]
 
     def _call(self, callback: Callable[[Ticket], None]) -> None:
         try:

@@ -101,6 +101,8 @@ class CacheConfig(BaseModel):
     """Longest time that one save may wait for room in the ring before it keeps less."""
     load_wait_s: Annotated[float, Field(ge=0, le=600)] = 10.0
     """Longest time that one load waits for another reader of the same object before it reads by itself."""
+    trace_dir: Path | None = None
+    """Directory for traces of the layer pipeline, recorded while a file ``on`` lies in it; None = never."""
     retention: dict[str, RowRetention] = Field(default_factory=dict)
     """Which states are kept, by name of the row; ``"*"`` stands for all rows that are not named. For
     adapters: a `Cache` keeps what it is given."""
@@ -121,9 +123,9 @@ class CacheConfig(BaseModel):
         values = source if isinstance(source, Mapping) else _read(Path(os.fspath(source)))  # type: ignore[arg-type]
         return cls(**{str(key): value for key, value in values.items()})
 
-    @field_validator("root", mode="before")
+    @field_validator("root", "trace_dir", mode="before")
     @classmethod
-    def _root_is_named(cls, value: object) -> object:
+    def _directory_is_named(cls, value: object) -> object:
         if not isinstance(value, str | Path):
             return value
         try:
