@@ -15,8 +15,9 @@
 #include <nanobind/stl/tuple.h>
 
 #include "arguments.hpp"
+#include "bind_copy.hpp"
 #include "object_format.hpp"
-#include "ring.hpp"
+#include "ring_copy.hpp"
 
 namespace ring_binding {
 
@@ -54,6 +55,14 @@ inline std::vector<ucm::Key> parse(const KeyRows &keys) {
   std::vector<ucm::Key> parsed(keys.shape(0));
   for (size_t i = 0; i < parsed.size(); ++i) parsed[i] = ucm::Key::from(keys.data() + 32 * i);
   return parsed;
+}
+
+// The keys of the blocks before them; of none where no parents are named.
+inline std::vector<ucm::Key> parse(const KeyRows &keys, const std::optional<KeyRows> &parents) {
+  if (!parents.has_value()) return {};
+  require(parents->shape(0) == keys.shape(0),
+          number(keys.shape(0)) + " keys and " + number(parents->shape(0)) + " parents");
+  return parse(*parents);
 }
 
 // What every call shares: no GIL, and the ring neither closed nor closing.
@@ -103,19 +112,37 @@ inline Claims unzip(const std::vector<ucm::Ring::Claim> &claims) {
 
 inline Claims claim(ucm::Ring &ring, KeyRows keys, std::optional<KeyRows> parents, uint32_t now_s, bool whole,
                     bool demand) {
-  const std::vector<ucm::Key> parsed = parse(keys);
-  std::vector<ucm::Key> before;
-  ucm::Ring::Terms terms{nullptr, now_s, whole, demand};
-  if (parents.has_value()) {
-    require(parents->shape(0) == keys.shape(0),
-            number(keys.shape(0)) + " keys and " + number(parents->shape(0)) + " parents");
-    before = parse(*parents);
-    terms.parents = before.data();
-  }
+  const std::vector<ucm::Key> parsed = parse(keys), before = parse(keys, parents);
+  const ucm::Ring::Terms terms{parents.has_value() ? before.data() : nullptr, now_s, whole, demand};
   std::vector<ucm::Ring::Claim> claims(parsed.size());
   {
     Working working(ring);
     ring.claim(parsed.data(), parsed.size(), claims.data(), terms);
+  }
+  return unzip(claims);
+}
+
+inline bool scatter(ucm::Ring &ring, KeyRows keys, copy_binding::Strides strides, uint32_t now_s) {
+  const ucm::Layouts layouts =
+      copy_binding::parse(strides, keys.shape(0), static_cast<int64_t>(ring.payload_bytes()));
+  const std::vector<ucm::Key> parsed = parse(keys);
+  const Working working(ring);
+  return ucm::scatter(ring, parsed.data(), parsed.size(), layouts, now_s);
+}
+
+inline Claims gather(ucm::Ring &ring, KeyRows keys, std::optional<KeyRows> parents, uint32_t now_s,
+                     copy_binding::Strides strides, std::tuple<int64_t, int64_t> units) {
+  const auto bytes = static_cast<int64_t>(ring.payload_bytes());
+  const ucm::Layouts layouts = copy_binding::parse(strides, keys.shape(0), bytes);
+  const auto [count, unit_bytes] = units;
+  require(count > 0 && bytes % count == 0 && unit_bytes >= 0 && unit_bytes <= bytes / count,
+          number(count) + " units of " + number(unit_bytes) + " bytes do not fit a payload of " + number(bytes));
+  const std::vector<ucm::Key> parsed = parse(keys), before = parse(keys, parents);
+  std::vector<ucm::Ring::Claim> claims(parsed.size());
+  {
+    const Working working(ring);
+    const ucm::Ring::Terms terms{parents.has_value() ? before.data() : nullptr, now_s, false, false};
+    ucm::gather(ring, parsed.data(), parsed.size(), claims.data(), terms, layouts, {count, unit_bytes, bytes / count});
   }
   return unzip(claims);
 }
@@ -399,6 +426,9 @@ inline void bind_ring(nanobind::module_ &m) {
       .def("claim", &claim, "keys"_a.noconvert(), "parents"_a.noconvert().none() = nb::none(), "now_s"_a = 0,
            "whole"_a = false, "demand"_a = false)
       .def("pin", &pin, "keys"_a.noconvert(), "now_s"_a = 0)
+      .def("scatter", &ring_binding::scatter, "keys"_a.noconvert(), "strides"_a.noconvert(), "now_s"_a = 0)
+      .def("gather", &ring_binding::gather, "keys"_a.noconvert(), "parents"_a.noconvert().none(), "now_s"_a,
+           "strides"_a.noconvert(), "units"_a)
       .def("wait", &ring_binding::wait, "slots"_a.noconvert(), "versions"_a.noconvert(), "timeout_s"_a,
            "shard"_a = nb::none())
       .def("publish", &publish, "slots"_a.noconvert(), "versions"_a.noconvert().none() = nb::none())

@@ -190,6 +190,14 @@ void move_part(const PartRow &part, char *engine, char *canonical, std::int64_t 
   }
 }
 
+// One layout of engine memory, and where payloads lie in it.
+struct Layout {
+  const PartRow *parts;
+  std::size_t part_count;
+  const PieceRow *pieces;
+  std::size_t piece_count;
+};
+
 // Every part of every piece.  The caller has checked payload_index and the counts; addresses are its word.
 template <Direction direction>
 void copy_pieces(const PartRow *parts, std::size_t part_count, const PieceRow *pieces,

@@ -5,6 +5,8 @@ wrong dtype or a non-contiguous array is a TypeError, a wrong shape or value a V
 Addresses are plain integers; the memory behind them must stay valid for the duration of the call.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
@@ -177,6 +179,24 @@ class Ring:
         self, keys: NDArray[np.uint8], now_s: int = 0
     ) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint32]]:
         """Slots, outcomes and versions."""
+
+    def scatter(
+        self,
+        keys: NDArray[np.uint8],
+        strides: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+        now_s: int = 0,
+    ) -> bool:
+        """`strides` are parts and pieces as the functions `gather` and `scatter` take them."""
+
+    def gather(
+        self,
+        keys: NDArray[np.uint8],
+        parents: NDArray[np.uint8] | None,
+        now_s: int,
+        strides: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+        units: tuple[int, int],
+    ) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint32]]:
+        """Slots, outcomes and versions; what is OWNER was filled and published."""
 
     def wait(
         self,

@@ -19,6 +19,9 @@ from ucm_core.errors import LayoutError
 Int64s = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
+Strides = list[tuple[Int64s, Int64s]]
+"""Parts ``int64[p, 9]`` and pieces ``int64[n, 5]`` of each layout, as the native copies take them."""
+
 PAGE_BYTES = 4096
 _CANONICAL_OFFSET = 8  # the column of a part that says where it begins in a payload
 
@@ -76,15 +79,21 @@ class EngineBlocks:
 
     def gather(self, index: Int64s, address: Int64s, *, span: Span | None = None) -> None:
         """Copy out of the engine; see `BlockSource.gather`."""
-        for parts, pieces in self._groups:
-            selected = pieces.of(index)
-            self._check_cover(selected, index)
-            _native.gather(parts.of(span), selected, address)
+        for table, pieces in self.strides(index, span, written=False):
+            _native.gather(table, pieces, address)
 
     def scatter(self, index: Int64s, address: Int64s, *, span: Span | None = None) -> None:
         """Copy into the engine; see `BlockTarget.scatter`."""
-        for parts, pieces in self._groups:
-            _native.scatter(parts.of(span), pieces.of(index), address)
+        for table, pieces in self.strides(index, span, written=True):
+            _native.scatter(table, pieces, address)
+
+    def strides(self, index: Int64s | None, span: Span | None = None, *, written: bool) -> Strides:
+        """As `strides_of`, of ``span`` only where one is given."""
+        found = [(parts.of(span), pieces.of(index)) for parts, pieces in self._groups]
+        if not written and index is not None:
+            for _, pieces in found:
+                self._check_cover(pieces, index)
+        return found
 
     def _check_cover(self, pieces: Int64s, index: Int64s) -> None:
         if self._block_tokens is None:
@@ -129,13 +138,20 @@ class BufferBlocks:
 
     def gather(self, index: Int64s, address: Int64s, *, span: Span | None = None) -> None:
         """Copy out of the array; see `BlockSource.gather`."""
-        _native.gather(self._parts.of(span), self._pieces(index), address)
+        ((table, pieces),) = self.strides(index, span, written=False)
+        _native.gather(table, pieces, address)
 
     def scatter(self, index: Int64s, address: Int64s, *, span: Span | None = None) -> None:
         """Copy into the array; see `BlockTarget.scatter`."""
-        if not self.payloads.flags.writeable:
+        ((table, pieces),) = self.strides(index, written=True)
+        _native.scatter(table, pieces, address)
+
+    def strides(self, index: Int64s | None, span: Span | None = None, *, written: bool) -> Strides:
+        """As `strides_of`, of ``span`` only where one is given."""
+        if written and not self.payloads.flags.writeable:
             raise LayoutError("the array is read-only; a target must be writable")
-        _native.scatter(self._parts.of(span), self._pieces(index), address)
+        ((table, pieces),) = self.strides(index, span, written=True)
+        _native.scatter(table, pieces, address)
 
     def _layout(self, offset: int) -> Int64s:
         """One part per shard; an object is a page of one token, a shard one head of ``shard_bytes`` items."""
@@ -148,14 +164,14 @@ class BufferBlocks:
         ]
         return np.array(rows, dtype=np.int64).reshape(shards, 9)
 
-    def _pieces(self, index: Int64s) -> Int64s:
+    def _pieces(self, index: Int64s | None) -> Int64s:
         objects = self.payloads.shape[0]
+        if index is None:
+            return _in_order(objects)
         if len(index) and (index.min() < 0 or index.max() >= objects):
             raise LayoutError(f"object {int(index.max())} of an array that holds {objects}")
-        pieces = np.zeros((len(index), 5), dtype=np.int64)
-        pieces[:, 0] = np.arange(len(index))
+        pieces = _in_order(len(index)).copy()
         pieces[:, 2] = index
-        pieces[:, 4] = 1
         return pieces
 
 
@@ -191,8 +207,10 @@ class _Pieces:
         order = np.argsort(pieces[:, 0], kind="stable")
         self._sorted = np.ascontiguousarray(pieces[order])
 
-    def of(self, index: Int64s) -> Int64s:
-        """The pieces of ``index[i]``, renumbered to payload ``i``."""
+    def of(self, index: Int64s | None) -> Int64s:
+        """The pieces of ``index[i]``, renumbered to payload ``i``; None = all, and their own numbers."""
+        if index is None:
+            return self._sorted
         begin = np.searchsorted(self._sorted[:, 0], index, side="left")
         count = np.searchsorted(self._sorted[:, 0], index, side="right") - begin
         # object i has the rows [begin[i], begin[i] + count[i]); all of them flattened: begin plus a running
@@ -201,3 +219,33 @@ class _Pieces:
         selected: Int64s = self._sorted[np.repeat(begin, count) + offset]
         selected[:, 0] = np.repeat(np.arange(len(index)), count)
         return selected
+
+
+def strides_of(
+    blocks: BlockSource | BlockTarget | None, index: Int64s | None, *, written: bool
+) -> Strides | None:
+    """How objects ``index`` lie in memory, so that a ring can copy them without asking again.
+
+    Object ``index[i]`` is payload ``i`` there. None: all objects, object ``i`` payload ``i``; whether memory
+    covers them is then not asked. ``written``: as a target. The result is None where only ``blocks`` itself
+    can copy: of a class that is not of this module, also a derived one, nothing is known.
+    """
+    if type(blocks) is BufferBlocks or type(blocks) is EngineBlocks:
+        return blocks.strides(index, written=written)
+    return None
+
+
+_ORDER = np.zeros((4096, 5), dtype=np.int64)
+_ORDER[:, 0] = _ORDER[:, 2] = np.arange(len(_ORDER))
+_ORDER[:, 4] = 1
+_ORDER.flags.writeable = False
+
+
+def _in_order(count: int) -> Int64s:
+    """Pieces of ``count`` objects, each one page of one token; not to be written to."""
+    if count <= len(_ORDER):
+        return _ORDER[:count]
+    pieces = np.zeros((count, 5), dtype=np.int64)
+    pieces[:, 0] = pieces[:, 2] = np.arange(count)
+    pieces[:, 4] = 1
+    return pieces

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from ucm_core.flow.copy import Strides
 from ucm_core.flow.ticket import Codes, ResultCode
 from ucm_core.spec.keys import Keys
 from ucm_core.store.arrays import Int64s, Mask, Slots, Versions
@@ -38,6 +39,21 @@ class NoRing:
     def pin(self, keys: Keys) -> Claims:
         """All ``ABSENT``."""
         return _without_slots(len(keys), Outcome.ABSENT)
+
+    def scatter(self, keys: Keys, strides: Strides) -> bool:  # noqa: ARG002
+        """There is nothing to copy."""
+        return not len(keys)
+
+    def gather(
+        self,
+        keys: Keys,
+        strides: Strides,  # noqa: ARG002
+        parents: Keys | None = None,  # noqa: ARG002
+        *,
+        units: tuple[int, int],  # noqa: ARG002
+    ) -> Claims:
+        """As `claim`."""
+        return _without_slots(len(keys), Outcome.NO_SPACE)
 
     def wait(self, slots: Slots, versions: Versions, *, timeout_s: float) -> npt.NDArray[np.uint8]:  # noqa: ARG002
         """Nobody fills anything."""

@@ -16,13 +16,13 @@ from ucm_core.store.ring import Claims, Outcome, Ring
 class HeldSlots:
     """Claims as a context: at its end, slots that are not full are aborted, all others released, once each.
 
-    Places are indices into the claim.
+    Places are indices into the claim. ``full``: what we own is full and published already (`Ring.gather`).
     """
 
-    def __init__(self, ring: Ring | NoRing, claims: Claims) -> None:
+    def __init__(self, ring: Ring | NoRing, claims: Claims, *, full: bool = False) -> None:
         self._ring, self._claims = ring, claims
         self._held: Mask = claims.slots >= 0
-        self._filling: Mask = claims.outcome == Outcome.OWNER
+        self._filling: Mask = (claims.outcome == Outcome.OWNER) & (not full)
 
     def __enter__(self) -> Self:
         return self

@@ -7,15 +7,17 @@ else, so no two readers can wait for each other, and every owner is running, nev
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ucm_core.flow.copy import BlockTarget
-from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.flow.copy import BlockTarget, Strides, strides_of
+from ucm_core.flow.ticket import Codes, ResultCode, Ticket
 from ucm_core.ops import metrics
+from ucm_core.spec.keys import Keys
 from ucm_core.store.arrays import Int64s
 from ucm_core.store.held import HeldSlots
 from ucm_core.store.payloads import PrivateMemory
@@ -105,6 +107,35 @@ def _claim(tiers: Tiers, order: LoadOrder, ids: Int64s) -> Claims:
 
 def deliver_resident(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> bool:
     """Copy and settle the keys ``ids`` if the ring holds them all, the short way; False: nothing was done."""
+    positions, which = order.batch.expand(ids)
+    strides = _strides(order.target, positions)
+    if strides is None or order.revoked():
+        return _deliver_pinned(tiers, order, ids)
+    if not tiers.ring.scatter(order.batch.keys[ids][which], strides):
+        return False
+    _told(tiers, order, positions, codes=np.zeros(positions.size, dtype=np.uint8), tier="ring")
+    return True
+
+
+def load_hits(tiers: Tiers, keys: Keys, target: BlockTarget) -> bool:
+    """Copy the payloads of a whole batch by one native call; False: nothing was done.
+
+    That is so where the ring does not hold all of it, or the target's own code has to run.
+    """
+    strides = _strides(target, None)
+    with suppress(Exception):  # what is wrong with the target the long way finds out, object by object
+        return strides is not None and tiers.ring.scatter(keys, strides)
+    return False
+
+
+def _strides(target: BlockTarget | None, index: Int64s | None) -> Strides | None:
+    """None: the target has to be asked, perhaps object by object, for what it can take."""
+    with suppress(Exception):
+        return strides_of(target, index, written=True)
+    return None
+
+
+def _deliver_pinned(tiers: Tiers, order: LoadOrder, ids: Int64s) -> bool:
     claims = tiers.ring.pin(order.batch.keys[ids])
     held = claims.slots[claims.slots >= 0]
     try:
@@ -168,6 +199,11 @@ def _deliver(tiers: Tiers, order: LoadOrder, ids: Int64s, addresses: Int64s, tie
     codes = np.zeros(positions.size, dtype=np.uint8)
     if order.target is not None and not order.revoked():
         codes = copy_each(order.target.scatter, positions, address=addresses[which], who="a target")
+    _told(tiers, order, positions, codes=codes, tier=tier)
+
+
+def _told(tiers: Tiers, order: LoadOrder, positions: Int64s, *, codes: Codes, tier: str) -> None:
+    """Settle what was copied, unless it is not wanted any more; counted."""
     if order.revoked():
         codes[:] = ResultCode.CANCELLED
     order.ticket.settle(positions, codes)

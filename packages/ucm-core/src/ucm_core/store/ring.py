@@ -50,6 +50,7 @@ import numpy.typing as npt
 
 from ucm_core import _native
 from ucm_core.errors import ClosedError, NoSpace, StoreError
+from ucm_core.flow.copy import Strides
 from ucm_core.ops.config import RingPolicy
 from ucm_core.spec.keys import Keys
 from ucm_core.store import huge_pages, region
@@ -250,10 +251,9 @@ class Ring:
         there as before. ``demand``: somebody waits for the bytes. Other claims leave a sixteenth of the slots
         empty for those.
         """
-        before = None if parents is None else self._anchors.of(np.ascontiguousarray(parents))
+        before = self._anchors_of(parents)
         claims = Claims(*self._native.claim(np.ascontiguousarray(keys), before, self._now_s(), whole, demand))
-        if parents is not None:
-            self._anchors.note(keys, parents, refused=claims.outcome == Outcome.NO_SPACE)
+        self._note_anchors(keys, parents, claims)
         return claims
 
     def note_refused(self, keys: Keys, parents: Keys | None) -> None:
@@ -267,6 +267,26 @@ class Ring:
         A key whose slot is just being looked at by an evictor may be called absent although it stays.
         """
         return Claims(*self._native.pin(np.ascontiguousarray(keys), self._now_s()))
+
+    def scatter(self, keys: Keys, strides: Strides) -> bool:
+        """Copy the payloads of ``keys``, all READY, to engine memory (`ucm_core.flow.copy.strides_of`).
+
+        False: not all are, and no byte was copied. Takes no reference that outlives the call.
+        """
+        return self._native.scatter(np.ascontiguousarray(keys), strides, self._now_s())
+
+    def gather(
+        self, keys: Keys, strides: Strides, parents: Keys | None = None, *, units: tuple[int, int]
+    ) -> Claims:
+        """`claim` distinct ``keys``, then fill the slots that are ours from engine memory, and publish them.
+
+        Those are OWNER nevertheless. ``units``: how many a payload has, and how many bytes of one are not
+        padding.
+        """
+        before, now_s = self._anchors_of(parents), self._now_s()
+        claims = Claims(*self._native.gather(np.ascontiguousarray(keys), before, now_s, strides, units))
+        self._note_anchors(keys, parents, claims)
+        return claims
 
     def wait(
         self, slots: Slots, versions: Versions, *, timeout_s: float, shard: int | None = None
@@ -351,6 +371,13 @@ class Ring:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return not self._close.alive
+
+    def _anchors_of(self, parents: Keys | None) -> Keys | None:
+        return None if parents is None else self._anchors.of(np.ascontiguousarray(parents))
+
+    def _note_anchors(self, keys: Keys, parents: Keys | None, claims: Claims) -> None:
+        if parents is not None:
+            self._anchors.note(keys, parents, refused=claims.outcome == Outcome.NO_SPACE)
 
     def _now_s(self) -> int:
         return _shared_clock_s() if self._expires else 0

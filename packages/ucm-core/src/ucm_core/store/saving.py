@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from ucm_core import _native
-from ucm_core.flow.copy import BlockSource
+from ucm_core.flow.copy import BlockSource, strides_of
 from ucm_core.flow.ticket import Codes, ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.store.arrays import Int64s
@@ -38,6 +39,11 @@ class _Left:
     def code(self) -> ResultCode:
         """What they would fail with."""
         return ResultCode.NO_SPACE if self.no_slot.size else ResultCode.TIMEOUT
+
+
+_OWNER = np.uint8(Outcome.OWNER)
+_NONE = np.zeros(0, dtype=np.int64)
+_NOTHING_LEFT = _Left(no_slot=_NONE, others=_NONE, again=False)
 
 
 class Save:
@@ -95,9 +101,13 @@ class Save:
 
     def _wave(self, ids: Int64s) -> _Left:
         """Save what gets a slot, or what somebody else saves meanwhile."""
-        with HeldSlots(self._tiers.ring, self._claim(ids)) as held:
+        claims = self._claim_full(ids)
+        if claims is not None and not np.count_nonzero(claims.outcome != _OWNER):
+            self._keep(ids, SlotPayloads(self._tiers.ring, claims.slots))
+            return _NOTHING_LEFT
+        with HeldSlots(self._tiers.ring, claims or self._claim(ids), full=claims is not None) as held:
             owned = held.places(Outcome.OWNER)
-            good = self._fill(ids, held, owned)
+            good = self._fill(ids, held, owned) if claims is None else owned
             loading = held.places(Outcome.LOADING)
             outcome = held.wait(loading, self._left_s)
             brought = loading[outcome == Outcome.READY]
@@ -141,6 +151,18 @@ class Save:
         good = np.flatnonzero(codes == ResultCode.OK)
         self._write(mine[good], payloads.part(good))
         return ids[mine.size :]
+
+    def _claim_full(self, ids: Int64s) -> Claims | None:
+        """Claim, and fill what is ours, by one native call; None, and nothing claimed, where it cannot be."""
+        geometry = self._tiers.files.geometry
+        with suppress(Exception):  # what is wrong with the source is found out object by object
+            strides = strides_of(self._source, self._batch.first[ids], written=False)
+            if strides is not None:
+                units = (geometry.shards, geometry.shard_bytes)
+                return self._tiers.ring.gather(
+                    self._batch.keys[ids], strides, self._batch.parents(ids), units=units
+                )
+        return None
 
     def _claim(self, ids: Int64s) -> Claims:
         return self._tiers.ring.claim(self._batch.keys[ids], self._batch.parents(ids))

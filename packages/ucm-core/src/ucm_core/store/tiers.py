@@ -86,8 +86,12 @@ class Tiers:
         return max(self.chunk_objects, min(4 * self.chunk_objects, by_slots))
 
     def chunks(self, count: int, *, times: int = 1) -> Iterator[Int64s]:
-        """``range(count)``, `rotated`, in pieces of ``times`` `chunk_objects`, less to keep threads busy."""
-        size = min(times * self.chunk_objects, max(1, -(-count // self.pool.threads)))
+        """``range(count)``, `rotated`, in pieces of ``times`` `chunk_objects`, less to keep threads busy.
+
+        Where ``times`` is more than one, work is not divided further than into `chunk_objects`.
+        """
+        share = max(self.chunk_objects if times > 1 else 1, -(-count // self.pool.threads))
+        size = min(times * self.chunk_objects, share)
         order = rotated(count, self.rank, ranks=self.ranks)
         for begin in range(0, count, size):
             yield order[begin : begin + size]
@@ -101,10 +105,14 @@ def check_keys(keys: Keys, who: str = "keys") -> None:
         raise LayoutError(f"{who} are {keys.dtype}{list(keys.shape)}; need uint8[n, 32]")
 
 
-def _check_parents(parents: Keys, *, count: int) -> None:
+def check_batch(keys: Keys, parents: Keys | None) -> None:
+    """Raise LayoutError unless ``keys`` are keys and ``parents``, where there are any, one for each."""
+    check_keys(keys)
+    if parents is None:
+        return
     check_keys(parents, "parents")
-    if len(parents) != count:
-        raise LayoutError(f"{count} keys and {len(parents)} parents; need one for each")
+    if len(parents) != len(keys):
+        raise LayoutError(f"{len(keys)} keys and {len(parents)} parents; need one for each")
 
 
 class KeyBatch:
@@ -119,9 +127,7 @@ class KeyBatch:
     """
 
     def __init__(self, keys: Keys, parents: Keys | None = None) -> None:
-        check_keys(keys)
-        if parents is not None:
-            _check_parents(parents, count=len(keys))
+        check_batch(keys, parents)
         raw = keys.tobytes()
         each = [raw[begin : begin + 32] for begin in range(0, len(raw), 32)]
         self.count = len(each)
