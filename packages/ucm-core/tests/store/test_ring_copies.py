@@ -81,7 +81,7 @@ def test_pieces_of_no_key_or_past_a_payload_are_refused_before_a_byte_moves() ->
     with pytest.raises(ValueError, match="1 units of 4097 bytes do not fit a payload of 4096"):
         ring.gather(keys("b"), whole(BufferBlocks(some_payloads(1))), units=(1, 4097))
     with pytest.raises(ValueError, match="1 keys and 2 parents"):
-        ring.gather(keys("b"), whole(BufferBlocks(some_payloads(1))), keys("c", "d"), units=UNITS)
+        ring.gather(keys("b"), whole(BufferBlocks(some_payloads(1))), parents=keys("c", "d"), units=UNITS)
     assert not ring.lookup(keys("b"))[0]
     assert ring.statistics().own_references == 0
 
@@ -116,7 +116,7 @@ def test_a_prefix_keeps_its_head_also_when_it_is_gathered() -> None:
     for names in ("ab", "c"):
         parents = parent_keys(names, {"b": "a", "c": "b"})
         source = BufferBlocks(some_payloads(len(names)))
-        claims = ring.gather(keys(*names), whole(source), parents, units=UNITS)
+        claims = ring.gather(keys(*names), whole(source), parents=parents, units=UNITS)
         ring.release(claims.slots[claims.slots >= 0])
     assert ring.lookup(keys(*"abc")).tolist() == [1, 1, 0]
 

@@ -143,15 +143,14 @@ class BufferBlocks:
 
     def scatter(self, index: Int64s, address: Int64s, *, span: Span | None = None) -> None:
         """Copy into the array; see `BlockTarget.scatter`."""
-        ((table, pieces),) = self.strides(index, written=True)
+        ((table, pieces),) = self.strides(index, span, written=True)
         _native.scatter(table, pieces, address)
 
     def strides(self, index: Int64s | None, span: Span | None = None, *, written: bool) -> Strides:
         """As `strides_of`, of ``span`` only where one is given."""
         if written and not self.payloads.flags.writeable:
             raise LayoutError("the array is read-only; a target must be writable")
-        ((table, pieces),) = self.strides(index, span, written=True)
-        _native.scatter(table, pieces, address)
+        return [(self._parts.of(span), self._pieces(index))]
 
     def _layout(self, offset: int) -> Int64s:
         """One part per shard; an object is a page of one token, a shard one head of ``shard_bytes`` items."""

@@ -48,8 +48,8 @@ class NoRing:
         self,
         keys: Keys,
         strides: Strides,  # noqa: ARG002
-        parents: Keys | None = None,  # noqa: ARG002
         *,
+        parents: Keys | None = None,  # noqa: ARG002
         units: tuple[int, int],  # noqa: ARG002
     ) -> Claims:
         """As `claim`."""

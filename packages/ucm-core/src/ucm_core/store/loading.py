@@ -117,7 +117,7 @@ def deliver_resident(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> bool:
     return True
 
 
-def load_hits(tiers: Tiers, keys: Keys, target: BlockTarget) -> bool:
+def load_hits(tiers: Tiers, keys: Keys, *, target: BlockTarget) -> bool:
     """Copy the payloads of a whole batch by one native call; False: nothing was done.
 
     That is so where the ring does not hold all of it, or the target's own code has to run.

@@ -276,7 +276,7 @@ class Ring:
         return self._native.scatter(np.ascontiguousarray(keys), strides, self._now_s())
 
     def gather(
-        self, keys: Keys, strides: Strides, parents: Keys | None = None, *, units: tuple[int, int]
+        self, keys: Keys, strides: Strides, *, parents: Keys | None = None, units: tuple[int, int]
     ) -> Claims:
         """`claim` distinct ``keys``, then fill the slots that are ours from engine memory, and publish them.
 

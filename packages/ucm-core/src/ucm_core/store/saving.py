@@ -159,9 +159,8 @@ class Save:
             strides = strides_of(self._source, self._batch.first[ids], written=False)
             if strides is not None:
                 units = (geometry.shards, geometry.shard_bytes)
-                return self._tiers.ring.gather(
-                    self._batch.keys[ids], strides, self._batch.parents(ids), units=units
-                )
+                keys, parents = self._batch.keys[ids], self._batch.parents(ids)
+                return self._tiers.ring.gather(keys, strides, parents=parents, units=units)
         return None
 
     def _claim(self, ids: Int64s) -> Claims:
