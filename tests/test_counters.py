@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from repository import ROOT, source_files
 
 NAMED = {"self._tiers.row", "tiers.row", "tier", "reason", "order.operation", "operation", "where"}
-"""Label values that are no literals: a row of the table, or a parameter whose callers are in `BORDERS`."""
+NAMED |= {"counted_under"}
+"""Label values that are no literals: a row of the table, a parameter whose callers are in `BORDERS`, or the
+labels under which another process counted."""
 LABELS = {"row", "tier", "operation", "reason", "where", "when"}
 BORDERS = {"guarded", "failed", "border.failed", "count_failures", "self._remove"}
 

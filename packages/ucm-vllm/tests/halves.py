@@ -6,7 +6,8 @@ the hooks in vLLM's order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ucm_vllm.engine_cache import EngineCache
 from ucm_vllm.layout_from_engine import Backend
 from ucm_vllm.metadata import StepPlan
 from ucm_vllm.scheduler_half import SchedulerHalf
-from ucm_vllm.spec_from_engine import engine_spec
+from ucm_vllm.spec_from_engine import engine_spec, layer_number
 from ucm_vllm.worker_half import WorkerHalf
 
 PAGES = 24
@@ -40,6 +41,8 @@ class Step:
     received: set[str]
     failed: set[str]
     broken: set[int]
+    sent: set[str] = field(default_factory=set)
+    """Finished requests whose blocks vLLM has back."""
 
 
 def kind(spec: Any) -> str:
@@ -80,8 +83,12 @@ def memory(model: TinyModel, fill: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def has_hooks(layer: str) -> bool:
+    return "attn.attn" in layer
+
+
 def backend(layer: str) -> Backend:
-    if "attn.attn" not in layer:
+    if not has_hooks(layer):
         return Backend(None, None)
     return Backend("CPU_ATTN", "vec")
 
@@ -92,7 +99,8 @@ class Halves:
     def __init__(
         self, model: TinyModel, root: Path, *, fill: str = "random", align: int = 128, **changes: Any
     ) -> None:
-        self.spec = engine_spec(model.table, model.groups, spec_kind=kind, engine_align_tokens=align)
+        spec = engine_spec(model.table, model.groups, spec_kind=kind, engine_align_tokens=align)
+        self.spec = replace(spec, asynchronous=bool(changes.get("load_asynchronously")))
         self.memory = memory(model, fill)
         caches = [
             EngineCache(
@@ -100,7 +108,6 @@ class Halves:
             )
             for _ in range(2)
         ]
-        self.scheduler_cache, self.worker_cache = caches
         self.worker = WorkerHalf(self.spec, caches[0])
         self.worker.register(
             self.memory,
@@ -120,33 +127,51 @@ class Halves:
 
     def execute(self, plan: StepPlan) -> Step:
         """The worker's hooks of one step, in vLLM's order, and its report."""
+        self.worker.before_step(plan)
+        if any(not load.asynchronous for load in plan.loads):
+            self.worker.start_loads(plan)
+        if not plan.idle:
+            self.forward(plan)
         self.worker.start_loads(plan)
-        self.worker.save(plan)
-        received, failed = self.worker.collect(plan)
+        self.worker.end_step(plan)
+        received, failed, sent = self.worker.collect(plan)
         broken = self.worker.broken_pages()
-        report = self.worker.report()
-        if report is not None:
-            self.scheduler.take_report(report)
-        return Step(plan, received, failed, broken)
+        self.scheduler.take_output(self.worker.report(), broken_pages=broken, released=sent)
+        return Step(plan, received, failed, broken, sent)
+
+    def forward(self, plan: StepPlan) -> None:
+        """The hooks of all attention layers, in the model's order."""
+        for layer in sorted(filter(has_hooks, self.memory), key=layer_number):
+            self.worker.before_layer(plan, layer)
+            self.worker.after_layer(plan, layer)
 
     def step(self, *scheduled: tuple[Request, int, int, Tables], **more: Any) -> Step:
         return self.execute(self.plan(*scheduled, **more))
 
     def receive(self, request_id: str) -> Step:
         """Empty steps until the asynchronous load of a request has ended."""
+        return self.step_until(lambda step: request_id in step.received)
+
+    def step_until(self, seen: Callable[[Step], bool]) -> Step:
+        """Empty steps until one shows what is looked for."""
         for _ in range(10_000):
             step = self.step()
-            if request_id in step.received:
+            if seen(step):
                 return step
-        raise AssertionError(f"{request_id} was never received")
+        raise AssertionError("it was never seen")
 
     def write_prompt(self, asked: Request, tables: Tables, **more: Any) -> None:
         """Compute (the memory is filled already) and save a whole prompt; its files are down afterwards."""
         self.scheduler.matched_tokens(asked, 0)
         self.scheduler.allocated(asked, tables, external_tokens=0)
         self.step((asked, 0, len(asked.all_token_ids), tables), **more)
-        self.scheduler.finished(asked.request_id)
+        self.finish(asked.request_id)
         self.settle()
+
+    def finish(self, request_id: str) -> None:
+        """End a request; its blocks are vLLM's again."""
+        if self.scheduler.finished(request_id):
+            self.step_until(lambda step: request_id in step.sent)
 
     def settle(self) -> None:
         """Wait until what was saved is in files."""

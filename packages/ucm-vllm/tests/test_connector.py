@@ -98,11 +98,13 @@ def run_step(scheduler: UCMConnector, worker: UCMConnector, output: Any) -> KVCo
     worker.handle_preemptions(meta)
     worker.bind_connector_metadata(meta)
     worker.start_load_kv(None)
-    worker.wait_for_layer_load(families.attention(0))
-    worker.save_kv_layer(families.attention(0), None, None)
+    for number in range(4):
+        worker.wait_for_layer_load(families.attention(number))
+        worker.save_kv_layer(families.attention(number), None, None)
     worker.wait_for_save()
     results = worker.get_transfer_results(set())
     done = KVConnectorOutput(
+        finished_sending=results.finished_sending,
         finished_recving=results.finished_recving,
         failed_recving=results.failed_recving,
         invalid_block_ids=worker.get_block_ids_with_load_errors(),
@@ -111,6 +113,19 @@ def run_step(scheduler: UCMConnector, worker: UCMConnector, output: Any) -> KVCo
     worker.clear_connector_metadata()
     scheduler.update_connector_output(done)
     return done
+
+
+def finish(scheduler: UCMConnector, worker: UCMConnector, ended: Any) -> None:
+    """End a request; when this returns its blocks are vLLM's again, told once."""
+    waits, parameters = scheduler.request_finished_all_groups(ended, ([],))
+    assert parameters is None
+    sent: list[str] = []
+    while waits and not sent:
+        assert scheduler.has_pending_block_frees()
+        sent += run_step(scheduler, worker, scheduler_output([], {})).finished_sending or ()
+    assert sent == ([ended.request_id] if waits else [])
+    assert not scheduler.has_pending_block_frees()
+    assert run_step(scheduler, worker, scheduler_output([], {})).finished_sending == set()
 
 
 class Blocks:
@@ -166,7 +181,7 @@ def test_one_engine_saves_and_another_loads(tmp_path: Path) -> None:
     assert scheduler.get_num_new_matched_tokens(first, 0) == (0, False)
     scheduler.update_state_after_alloc(first, Blocks([1, 2, 3]), 0)
     run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
-    assert scheduler.request_finished_all_groups(first, ([1, 2, 3],)) == (False, None)
+    finish(scheduler, worker, first)
     for half in (scheduler, worker):
         half.shutdown()
     scheduler, worker, empty = pair(tmp_path, fill="zero")
@@ -385,7 +400,7 @@ def test_scheduler_hooks_that_fail_are_misses(tmp_path: Path, monkeypatch: pytes
 
 def test_worker_hooks_that_fail_are_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, worker, _ = pair(tmp_path)
-    for name in ("save", "collect", "report"):
+    for name in ("before_layer", "after_layer", "end_step", "collect", "report"):
         monkeypatch.setattr(f"ucm_vllm.worker_half.WorkerHalf.{name}", _fail)
     done = run_step(scheduler, worker, scheduler_output([], {}))
     assert (done.finished_recving, done.kv_connector_worker_meta) == (set(), None)

@@ -61,7 +61,8 @@ def prefill(engine: Halves, asked: Any, table: list[int], *, step_tokens: int) -
     engine.scheduler.allocated(asked, (table,), external_tokens=0)
     for begin in range(0, asked.num_tokens, step_tokens):
         engine.step((asked, begin, min(step_tokens, asked.num_tokens - begin), (table,)))
-    engine.scheduler.finished(asked.request_id)
+        engine.step_until(lambda _: engine.worker.open_saves == 0)
+    engine.finish(asked.request_id)
 
 
 def test_a_saved_block_follows_the_one_before_it_also_across_steps(engines: Any, claims: Any) -> None:

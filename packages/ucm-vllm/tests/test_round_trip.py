@@ -255,8 +255,8 @@ def test_a_store_that_raises_is_a_failed_load_and_a_dropped_save(
     def broken(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "the medium is gone")
 
-    monkeypatch.setattr("ucm_core.store.block.BlockStore.load", broken)
-    monkeypatch.setattr("ucm_core.store.block.BlockStore.save", broken)
+    for name in ("load", "save", "begin_load", "begin_save"):
+        monkeypatch.setattr(f"ucm_core.store.block.BlockStore.{name}", broken)
     step = load_dense(reader)
     assert step.broken == {7, 8}
     assert reader.scheduler.matched_tokens(request(300, "next"), 0)[0] in {0, 256}
@@ -267,7 +267,7 @@ def test_a_load_whose_outcome_cannot_be_read_has_failed(
 ) -> None:
     writer, reader = engines(), engines(fill="zero")
     writer.write_prompt(request(300), ([1, 2, 3],))
-    monkeypatch.setattr("ucm_vllm.worker_half._failed_objects", _defect)
+    monkeypatch.setattr("ucm_vllm.worker_loads.failed_objects", _defect)
     assert load_dense(reader).broken == {7, 8}
 
 
@@ -276,7 +276,7 @@ def test_an_asynchronous_load_whose_outcome_cannot_be_read_has_failed(
 ) -> None:
     _, reader = hybrid_pair(engines)
     begin_hybrid(reader)
-    monkeypatch.setattr("ucm_vllm.worker_half._failed_objects", _defect)
+    monkeypatch.setattr("ucm_vllm.worker_loads.failed_objects", _defect)
     step = reader.receive("r")
     assert (step.received, step.failed) == ({"r"}, {"r"})
     assert reader.worker.pending_count == 0
@@ -340,7 +340,7 @@ def test_a_reset_that_a_tier_refuses_is_a_failure_and_finds_nothing_all_the_same
 ) -> None:
     engine = engines()
     engine.write_prompt(request(300, "before"), ([1, 2, 3],))
-    root = engine.scheduler._cache._config.root
+    root = engine.scheduler._cache.config.root
     (root / ".generations").write_text("no directory")
     assert not engine.scheduler.reset()
     assert "tier 'file' was not reset" in caplog.text

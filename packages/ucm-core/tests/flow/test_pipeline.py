@@ -241,6 +241,17 @@ class TestSaves:
         assert bench.pipeline.drain(100)
         assert (bad.published, good.published) == (None, bench.memory)
 
+    def test_requests_that_share_blocks_share_a_failed_load(self) -> None:
+        bench = Bench()
+        bad, good = bench.save(), bench.save()
+        bench.pipeline.begin_step([of("bad", bench.load(bad={3: [0]}))], [to("bad", bad), to("good", good)])
+        for layer in bench.layers:
+            bench.pipeline.before_layer(layer)
+            bench.pipeline.after_layer(layer)
+        assert bench.pipeline.end_step(share_blocks=True).given_up == {"bad", "good"}
+        assert bench.pipeline.drain(100)
+        assert (bad.published, good.published) == (None, None)
+
     def test_a_store_that_raises_gives_up_its_save_only(self) -> None:
         def refuse(*_: object, **__: object) -> None:
             raise OSError("no")

@@ -7,11 +7,13 @@ cover, a tensor that cannot be read for certain, two halves that run different m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import vllm
+from vllm.distributed.kv_events import MEDIUM_STORAGE, BlockRemoved, BlockStored, KVCacheEvent
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as engine_base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -22,20 +24,22 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.v1.core.sched import output as engine_output
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
 from ucm_core.errors import ConfigError, IdentityError
 from ucm_core.ops.config import CacheConfig
-from ucm_vllm import border, versions
+from ucm_vllm import border, process_counters, versions
 from ucm_vllm.border import guarded
 from ucm_vllm.engine_cache import EngineCache, refuse_root
 from ucm_vllm.identity_from_engine import engine_model, refuse_parallelism
+from ucm_vllm.kv_events import StoredObject
 from ucm_vllm.layout_from_engine import Backend
 from ucm_vllm.metadata import Handshake, StepPlan, WorkerReport
 from ucm_vllm.scheduler_half import SchedulerHalf
 from ucm_vllm.spec_from_engine import EngineSpec, engine_spec
-from ucm_vllm.worker_half import WorkerHalf
+from ucm_vllm.worker_half import NO_STEP, WorkerHalf
 
 __all__ = ["UCMConnector"]
 
@@ -63,6 +67,35 @@ class UCMHandshake(KVConnectorHandshakeMetadata):
     """A worker's identity in vLLM's envelope."""
 
     handshake: Handshake
+
+
+class UCMStats(KVConnectorStats):
+    """What the counters of UCM's processes gained (`ucm_vllm.process_counters.Gains`), in vLLM's envelope."""
+
+    def aggregate(self, other: KVConnectorStats) -> UCMStats:
+        """Both together."""
+        return UCMStats(data=process_counters.together(self.data, other.data))
+
+    def reduce(self) -> dict[str, int | float]:
+        """Sums for vLLM's log line."""
+        return dict(process_counters.totals(self.data))
+
+    def reset(self) -> None:
+        """Begin at zero."""
+        self.data: process_counters.Gains = {}
+
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not self.data
+
+
+class UCMPromMetrics(KVConnectorPromMetrics):
+    """Adds what engines counted to the same counters of the process that serves ``/metrics``."""
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """See `ucm_vllm.process_counters.add`; the counters do not tell engines apart."""
+        del engine_idx
+        process_counters.add(transfer_stats_data)
 
 
 class UCMConnector(KVConnectorBase_V1, SupportsHMA):
@@ -93,8 +126,12 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = SchedulerHalf(
                 spec, cache, saves=transfer.is_kv_producer, loads=transfer.is_kv_consumer
             )
+            if _follows_events(vllm_config):
+                self._scheduler.follow_events()
         else:
-            self._worker = WorkerHalf(spec, cache)
+            self._worker = WorkerHalf(spec, cache, worker=getattr(vllm_config.parallel_config, "rank", 0))
+            if _follows_events(vllm_config):
+                self._worker.follow_events()
 
     def _identify(
         self, vllm_config: Any, kv_cache_config: Any, config: CacheConfig
@@ -111,12 +148,33 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
             return None
         align = versions.alignment_tokens(vllm_config, kv_cache_config)
         spec = engine_spec(model.table, groups, spec_kind=_spec_kind, engine_align_tokens=align)
-        return spec, EngineCache(model, config)
+        return replace(spec, asynchronous=config.load_asynchronously), EngineCache(model, config)
 
     @property
     def requires_kv_delivery(self) -> bool:
         """A cache is best effort: a save that does not happen is a later miss."""
         return False
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """True where layers are awaited and saved one by one: a replayed graph would skip the hooks."""
+        return cache_config(extra_config).layerwise
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> UCMStats:
+        """Statistics from what crossed between processes."""
+        return UCMStats(data={} if data is None else data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> UCMPromMetrics:
+        """What shows UCM's counters under vLLM's ``/metrics``."""
+        return UCMPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # -- start-up: invariants raise
 
@@ -136,7 +194,10 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(self, metadata: Mapping[tuple[int, int], UCMHandshake]) -> None:
         """Compare the workers' identities with our own before anything is loaded or saved."""
         if self._scheduler is not None:
-            self._scheduler.meet([envelope.handshake for envelope in metadata.values()])
+            envelopes = list(metadata.values())
+            # beside another connector vLLM may pass on that one's: then the first report says who they are
+            ours = [each.handshake for each in envelopes if isinstance(each, UCMHandshake)]
+            self._scheduler.meet(ours, workers=len(envelopes))
 
     # -- the scheduler's hooks
 
@@ -165,24 +226,42 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     @guarded("update_connector_output", lambda: None)
     def update_connector_output(self, connector_output: Any) -> None:
-        """See `SchedulerHalf.take_report`."""
+        """See `SchedulerHalf.take_output`."""
         envelope = connector_output.kv_connector_worker_meta
-        if self._scheduler is not None and isinstance(envelope, UCMReport):
-            self._scheduler.take_report(envelope.report)
+        if self._scheduler is not None:
+            self._scheduler.take_output(
+                envelope.report if isinstance(envelope, UCMReport) else None,
+                broken_pages=connector_output.invalid_block_ids,
+                released=connector_output.finished_sending or (),
+            )
 
     @guarded("request_finished", lambda: (False, None))
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Forget the request; its blocks may go, because every save has copied what it needs."""
+        """Forget the request; True while saves may read its blocks: the workers say when they are over."""
         del block_ids
-        if self._scheduler is not None:
-            self._scheduler.finished(request.request_id)
-        return False, None
+        return self._scheduler is not None and self._scheduler.finished(request.request_id), None
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """The same for an engine with one group."""
         return self.request_finished_all_groups(request, (block_ids,))
+
+    @guarded("has_pending_block_frees", lambda: False)
+    def has_pending_block_frees(self) -> bool:
+        """Whether waiting gives blocks back, so that nobody need be preempted."""
+        return self._scheduler is not None and self._scheduler.frees_blocks_soon
+
+    @guarded("take_events", tuple)
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        """What came to the medium and went, where vLLM's KV events are enabled."""
+        return [] if self._scheduler is None else list(_kv_events(self._scheduler.take_events()))
+
+    @guarded("get_kv_connector_stats", lambda: None)
+    def get_kv_connector_stats(self) -> UCMStats | None:
+        """What this process counted since one of its halves was asked."""
+        gains = process_counters.feed.take()
+        return UCMStats(data=gains) if gains else None
 
     @guarded("reset_cache", lambda: False)
     def reset_cache(self) -> bool | None:
@@ -193,28 +272,41 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     # -- the worker's hooks
 
+    @guarded("handle_preemptions", lambda: None)
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """See `WorkerHalf.before_step`: vLLM calls this before every step writes anything."""
+        if self._worker is not None and isinstance(kv_connector_metadata, UCMStep):
+            self._worker.before_step(kv_connector_metadata.plan)
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """See `WorkerHalf.start_loads`, which turns every failure into a failed load."""
         del forward_context, kwargs
         if self._worker is not None:
             self._worker.start_loads(self._plan())
 
+    @guarded("wait_for_layer_load", lambda: None)
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: `start_load_kv` returns when the whole request is there."""
+        """See `WorkerHalf.before_layer`."""
+        if self._worker is not None:
+            self._worker.before_layer(self._plan(), layer_name)
 
+    @guarded("save_kv_layer", lambda: None)
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing yet: `wait_for_save` takes all layers at once."""
+        """See `WorkerHalf.after_layer`."""
+        del kv_layer, attn_metadata, kwargs
+        if self._worker is not None:
+            self._worker.after_layer(self._plan(), layer_name)
 
     @guarded("wait_for_save", lambda: None)
     def wait_for_save(self) -> None:
-        """See `WorkerHalf.save`."""
+        """See `WorkerHalf.end_step`."""
         if self._worker is not None:
-            self._worker.save(self._plan())
+            self._worker.end_step(self._plan())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """See `get_transfer_results`, which vLLM asks instead."""
         results = self.get_transfer_results(finished_req_ids)
-        return None, results.finished_recving or None
+        return results.finished_sending or None, results.finished_recving or None
 
     @guarded("get_transfer_results", KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
@@ -222,18 +314,14 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         del finished_req_ids
         if self._worker is None:
             return KVConnectorTransferResults()
-        ended, failed = self._worker.collect(self._plan())
-        return KVConnectorTransferResults(finished_recving=ended, failed_recving=failed)
+        ended, failed, saved = self._worker.collect(self._plan())
+        return KVConnectorTransferResults(
+            finished_sending=saved, finished_recving=ended, failed_recving=failed
+        )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """See `WorkerHalf.broken_pages`."""
         return set() if self._worker is None else self._worker.broken_pages()
-
-    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Nothing is pending here.
-
-        Saves have copied when `wait_for_save` returns, and vLLM preempts no request that still loads.
-        """
 
     @guarded("build_connector_worker_meta", lambda: None)
     def build_connector_worker_meta(self) -> UCMReport | None:
@@ -260,7 +348,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _plan(self) -> StepPlan:
         envelope = self._connector_metadata
-        return envelope.plan if isinstance(envelope, UCMStep) else StepPlan(namespace=None)
+        return envelope.plan if isinstance(envelope, UCMStep) else NO_STEP
 
     def _backend(self, layer: str) -> Backend:
         """Which code reads and writes the layer's tensor, from vLLM's own register of layers."""
@@ -289,5 +377,42 @@ def _refuse_settings(vllm_config: Any, transfer: Any) -> None:
     refuse_parallelism(vllm_config)
 
 
+def _follows_events(vllm_config: Any) -> bool:
+    settings = getattr(vllm_config, "kv_events_config", None)
+    return settings is not None and bool(settings.enable_kv_cache_events)
+
+
+def _kv_events(happened: Collection[StoredObject]) -> Iterator[KVCacheEvent]:
+    """VLLM's events; the fields that this version of vLLM does not have are left out."""
+    for each in happened:
+        if not each.stored:
+            yield BlockRemoved(block_hashes=[each.name], medium=MEDIUM_STORAGE, group_idx=each.group)
+            continue
+        more = {
+            "group_idx": each.group,
+            "kv_cache_spec_kind": each.kind,
+            "kv_cache_spec_sliding_window": each.window_tokens,
+        }
+        yield BlockStored(
+            block_hashes=[each.name],
+            parent_block_hash=each.parent,
+            token_ids=list(each.token_ids),
+            block_size=each.block_tokens,
+            lora_id=None,
+            medium=MEDIUM_STORAGE,
+            lora_name=None,
+            **{name: value for name, value in more.items() if name in BlockStored.__struct_fields__},
+        )
+
+
+def _join_factory() -> None:
+    """Be known by name: vLLM's wrapper of several connectors looks up statistics so."""
+    if "UCMConnector" not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector("UCMConnector", __name__, "UCMConnector")
+
+
 def _spec_kind(spec: Any) -> str:
     return str(get_kv_cache_spec_kind(spec).value)
+
+
+_join_factory()

@@ -51,8 +51,9 @@ class EngineCache:
         plan_rows(model.table, config.ring_bytes, disk_bytes=config.disk_bytes)
         self.retention = retention_policies(config, model.table)
         """Per row of states which of them are kept."""
+        self.config = config
+        """The settings."""
         self._model = model
-        self._config = config
         self._digest = digest or _digester(config).digest
         self._lock = threading.Lock()
         self._cache: Cache | None = None
@@ -109,7 +110,7 @@ class EngineCache:
                 f"namespace {namespace} (scheduler half) is not {wanted.namespace} (worker half): not cached",
             )
             return None
-        return self._replace(Cache.open(self._config, self._model.table, identity=wanted))
+        return self._replace(Cache.open(self.config, self._model.table, identity=wanted))
 
     def close(self) -> None:
         """Let go of the cache; waits a bounded time for what is being written. Idempotent."""
@@ -121,7 +122,7 @@ class EngineCache:
         try:
             weights = self._digest(self._model.directory)
             cache = Cache.open(
-                self._config, self._model.table, identity=replace(self._model.identity, weights=weights)
+                self.config, self._model.table, identity=replace(self._model.identity, weights=weights)
             )
         except IdentityError as error:
             border.complaints.say(

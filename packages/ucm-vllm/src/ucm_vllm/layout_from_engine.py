@@ -106,7 +106,7 @@ def build_layouts(
                 )
             ]
             layouts[name, group.index] = EngineLayout(group.page_tokens, tuple(parts))
-    _check_claims(rows, kv_caches)
+    aliases(rows, kv_caches)
     return layouts
 
 
@@ -186,16 +186,25 @@ def _state(row: SpecRow, tensor: Registered, num_blocks: int, offset: int) -> Pa
     return PartLayout(tensor.address, tensor.strides[0], size, size, 1, 1, size, 1, offset)
 
 
-def _check_claims(rows: Mapping[str, tuple[RowGroup, ...]], kv_caches: Mapping[str, Any]) -> None:
-    """Refuse a registered tensor that no row claims, unless it is the very memory of one that is claimed."""
-    claimed = {layer for groups in rows.values() for group in groups for layer, _ in group.layers}
-    memory = {_memory(kv_caches[layer]) for layer in claimed}
+def aliases(rows: Mapping[str, tuple[RowGroup, ...]], kv_caches: Mapping[str, Any]) -> dict[str, str]:
+    """Registered layers that no row claims and whose memory is that of a claimed one, which they lead to.
+
+    LayoutError for a registered tensor that no row claims and that is nobody else's.
+    """
+    claimed = [layer for groups in rows.values() for group in groups for layer, _ in group.layers]
+    memory = {_memory(kv_caches[layer]): layer for layer in reversed(claimed)}
+    found = {}
     for layer, tensor in kv_caches.items():
-        if layer not in claimed and _memory(tensor) not in memory:
+        if layer in claimed:
+            continue
+        owner = memory.get(_memory(tensor))
+        if owner is None:
             raise LayoutError(
                 f"layer {layer!r} registered a tensor of shape {list(tensor.shape)} that no row of the"
                 f" spec table claims; it would be lost on every hit"
             )
+        found[layer] = owner
+    return found
 
 
 def _memory(tensor: Any) -> tuple[int, tuple[int, ...]]:

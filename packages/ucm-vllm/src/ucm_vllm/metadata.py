@@ -18,6 +18,14 @@ from ucm_vllm.block_tables import NULL_PAGE, PAGE, PAYLOAD, Mask
 
 Int64s = npt.NDArray[np.int64]
 
+SaveEnd = tuple[Attempt, str]
+"""A use of a request and the name of one of its saves, as `job_name` makes it."""
+
+
+def job_name(job: str, worker: int) -> str:
+    """The part of a save that one worker carries out."""
+    return f"{job}/{worker}"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTransfer:
@@ -71,6 +79,15 @@ class SavePlan:
 
     request_id: str
     rows: tuple[RowTransfer, ...]
+    use: int = 0
+    """Which use of the request's id it belongs to."""
+    job: str = ""
+    """Its name among the saves of that use."""
+
+    @property
+    def attempt(self) -> Attempt:
+        """What completions are kept by."""
+        return Attempt(self.request_id, self.use)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +106,14 @@ class StepPlan:
     """Nothing is computed in this step: the worker may wait a moment for a load instead of spinning."""
     failures_seen: int = 0
     """How many failed synchronous loads the scheduler half knew of; see `WorkerReport.failures`."""
+    overwritten: frozenset[str] = frozenset()
+    """Requests whose blocks this step may overwrite: no save of before may read them any more."""
+    promised: tuple[Attempt, ...] = ()
+    """Finished since the last plan while saves read their blocks: vLLM keeps those until it is told."""
+    number: int = 0
+    """Counts plans; the worker says which was the last that it carried out where ``ask`` is set."""
+    ask: bool = False
+    """The scheduler half waits to hear that this step is over; see `WorkerReport.step`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +124,17 @@ class FailedLoad:
     row: str
     keys: Keys
     """``uint8[failed, 32]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """Objects of one row that came to the medium, or are not there any more."""
+
+    row: str
+    names: tuple[bytes, ...]
+    """The first 16 bytes of their keys."""
+    stored: bool
+    medium: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,6 +152,12 @@ class WorkerReport:
     """Uses of requests whose load has ended since the last report, well or not."""
     stored: tuple[tuple[str, Keys], ...] = ()
     """(row, keys) of objects that a save brought to the store since the last report."""
+    happened: tuple[Happened, ...] = ()
+    """What came to the medium and went since the last report; only where vLLM's KV events are enabled."""
+    saved: tuple[SaveEnd, ...] = ()
+    """Saves that read the engine's blocks no more, since the last report; one entry per worker."""
+    step: int = 0
+    """Number of the last step that is over and whose plan asked; with several workers of the slowest."""
     failures: int = 0
     """Synchronous loads that failed so far.
 
@@ -132,6 +174,9 @@ class WorkerReport:
             dropped=self.dropped | other.dropped,
             ended=self.ended | other.ended,
             stored=self.stored + other.stored,
+            happened=self.happened + other.happened,
+            saved=self.saved + other.saved,
+            step=min(self.step, other.step),
             failures=max(self.failures, other.failures),
         )
 

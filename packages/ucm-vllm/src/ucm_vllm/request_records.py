@@ -44,7 +44,10 @@ class RequestRecord:
         """vLLM has taken it up; until then asking again changes no account."""
         self.retrying = False
         """An asynchronous load failed: when vLLM asks again the account goes on."""
+        self.rewritten = False
+        """Tokens were taken back, so blocks that were saved may be written again."""
         self._load_pages: Sequence[int] = ()
+        self._begin_tokens: int | None = None
 
     @property
     def may_load(self) -> bool:
@@ -59,6 +62,7 @@ class RequestRecord:
         self.cursors.clear()
         if not self.retrying:
             self.close_account()
+        self._begin_tokens = local_tokens
         prompt = self.request.num_tokens
         self.account = replace(self.account, prompt_tokens=prompt, local_tokens=min(local_tokens, prompt))
 
@@ -77,6 +81,13 @@ class RequestRecord:
         """VLLM counts on ``external_tokens``; ``pages`` are the engine blocks of its first group."""
         self.account = self.account.promised(external_tokens)
         self.admitted, self.retrying, self._load_pages = True, False, pages
+        if external_tokens:
+            self._begin_tokens = self.local_tokens + external_tokens
+
+    def begins_above(self, computed_tokens: int) -> bool:
+        """Whether its first step finds more computed than vLLM held and we loaded: others loaded it."""
+        begin, self._begin_tokens = self._begin_tokens, None
+        return begin is not None and computed_tokens > begin
 
     def load_failed(self, broken: frozenset[int], *, page_tokens: int) -> None:
         """The load failed: an asynchronous one as a whole, another one from its first broken page on."""
@@ -99,6 +110,7 @@ class RequestRecord:
         if len(known) < chain.token_count:
             chain.truncate(len(known))
             self.cursors.clear()
+            self.rewritten = True
         if tokens // chain.grain_tokens * chain.grain_tokens > chain.token_count:
             chain.extend(known[chain.token_count :])
         return chain
@@ -141,6 +153,13 @@ class RequestRecords:
         self._distrusts_local = local
         for record in self._records.values():
             record.trusted = False
+
+    def take_rewritten(self) -> frozenset[str]:
+        """Requests whose tokens were taken back since the last call."""
+        taken = [record for record in self._records.values() if record.rewritten]
+        for record in taken:
+            record.rewritten = False
+        return frozenset(record.request.request_id for record in taken)
 
     def finish(self, request_id: str) -> None:
         """Count and forget the request."""

@@ -14,26 +14,26 @@ Nothing here moves bytes. Nothing here promises what it did not just look up.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from ucm_core.cache import Cache
 from ucm_core.coordinator.coordinator import Verdict
-from ucm_core.coordinator.retention import Progress
 from ucm_core.errors import IdentityError
-from ucm_core.spec.keys import Keys, PrefixChain
-from ucm_core.spec.table import SpecRow
+from ucm_core.spec.keys import PrefixChain
 from ucm_vllm import border
+from ucm_vllm.block_holds import BlockHolds
 from ucm_vllm.border import guarded
 from ucm_vllm.broken_pages import BrokenPages
 from ucm_vllm.engine_cache import EngineCache
+from ucm_vllm.kv_events import KvEvents, StoredObject
 from ucm_vllm.metadata import Handshake, LoadPlan, RowTransfer, SavePlan, StepPlan, WorkerReport
 from ucm_vllm.request_identity import RequestIdentities
 from ucm_vllm.request_records import RequestRecord, RequestRecords
+from ucm_vllm.save_plans import SavePlanner
 from ucm_vllm.spec_from_engine import EngineSpec
 from ucm_vllm.state_retention import StateRetention
-from ucm_vllm.transfer_plans import Tables, TransferPlanner, offers_by_position
+from ucm_vllm.transfer_plans import Tables, TransferPlanner
 
 TAIL_TOKENS = 1
 """The last token is always computed, for its logits."""
@@ -56,7 +56,9 @@ class SchedulerHalf:
         self._saves_allowed = saves
         self._loads_allowed = loads
         self._planner = TransferPlanner(spec)
-        self._retention = StateRetention(spec, cache.retention)
+        self._events: KvEvents | None = None
+        self._saver = self._new_saver()
+        self._holds = BlockHolds()
         self._records = RequestRecords(
             identities or RequestIdentities(), grain_tokens=spec.table.grain_tokens
         )
@@ -65,6 +67,9 @@ class SchedulerHalf:
         self._step_tables: list[Tables] = []
         self._failures_seen = 0
         self._worker_ready = False
+        self._step = 0
+        self._hold_saves_until = 0
+        self._step_seen = 0
 
     @property
     def request_count(self) -> int:
@@ -72,9 +77,23 @@ class SchedulerHalf:
         return len(self._records)
 
     @property
+    def frees_blocks_soon(self) -> bool:
+        """Whether vLLM will get blocks of finished requests back without doing anything for it."""
+        return self._holds.waiting
+
+    @property
     def state_rows(self) -> tuple[str, ...]:
         """Names of the rows that hold states."""
         return tuple(row.name for row in self._spec.table.snapshot_rows)
+
+    def follow_events(self) -> None:
+        """Remember from now on what the workers say of the medium, for `take_events`."""
+        self._events = KvEvents(self._spec)
+        self._saver = self._new_saver()
+
+    def take_events(self) -> list[StoredObject]:
+        """What came to the medium and went since the last call; nothing where nobody follows."""
+        return [] if self._events is None else self._events.take()
 
     # -- before a step
 
@@ -101,7 +120,7 @@ class SchedulerHalf:
         verdict = self._verdict(cache, chain, request_tokens, local_tokens=record.local_tokens)
         if record.common_tokens is None:
             served = max(verdict.hit.resume_tokens, record.local_tokens)
-            record.common_tokens = self._retention.see(chain, served_tokens=served)
+            record.common_tokens = self._saver.retention.see(chain, served_tokens=served)
         if cache.config.prefetch_on_lookup:
             verdict = cache.prefetch(verdict)  # its reads end with the lease
         cache.lease(verdict, record.attempt)
@@ -134,31 +153,82 @@ class SchedulerHalf:
         vLLM counts on the loads already: without a plan they go down all the same, to nowhere, and so fail.
         """
         loads, self._loads = tuple(self._loads), []
-        try:
-            return self._step_plan(scheduled, loads)
-        except Exception as error:  # noqa: BLE001 (the border: a plan without loads would be a wrong hit)
-            border.failed("plan_step", error)
-            return StepPlan(namespace=None, loads=loads, failures_seen=self._failures_seen)
-
-    def _step_plan(self, scheduled: Any, loads: tuple[LoadPlan, ...]) -> StepPlan:
-        cache = self._cache.current
-        saves = self._saves(cache, scheduled) if cache is not None and self._saves_allowed else ()
-        return StepPlan(
-            namespace=None if cache is None else cache.namespace,
-            generation=0 if cache is None else cache.identity.generation,
-            private_token="" if cache is None else cache.identity.private_token,
+        overwritten, promised = frozenset(scheduled.preempted_req_ids or ()), self._holds.take_promised()
+        self._step += 1
+        plan = StepPlan(
+            namespace=None,
             loads=loads,
-            saves=saves,
             idle=not scheduled.num_scheduled_tokens,
             failures_seen=self._failures_seen,
+            overwritten=overwritten,
+            promised=promised,
+            number=self._step,
+        )
+        try:
+            return self._with_saves(plan, scheduled)
+        except Exception as error:  # noqa: BLE001 (the border: a plan without loads would be a wrong hit)
+            border.failed("plan_step", error)
+            return plan
+
+    def _with_saves(self, plan: StepPlan, scheduled: Any) -> StepPlan:
+        self._hold_saves(plan, scheduled)
+        cache = self._cache.current
+        if cache is None:
+            return plan
+        saves = self._saves(cache, scheduled) if self._saves_allowed else ()
+        self._holds.planned(saves)
+        return replace(
+            plan,
+            namespace=cache.namespace,
+            generation=cache.identity.generation,
+            private_token=cache.identity.private_token,
+            saves=saves,
+            overwritten=plan.overwritten | self._records.take_rewritten(),
+            ask=self._step_seen < self._hold_saves_until,
         )
 
+    def _hold_saves(self, plan: StepPlan, scheduled: Any) -> None:
+        """Save nothing before it is known how this step ended, where others load: connectors or workers.
+
+        What is computed on the garbage of a load that failed there is garbage here too.
+        """
+        others = self._holds.workers > 1 and any(not load.asynchronous for load in plan.loads)
+        for request in scheduled.scheduled_new_reqs:
+            others |= self._is_loaded_by_others(request.req_id, int(request.num_computed_tokens))
+        cached = scheduled.scheduled_cached_reqs
+        for request_id, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            others |= self._is_loaded_by_others(request_id, int(computed))
+        if others:
+            self._hold_saves_until = plan.number
+
+    def _is_loaded_by_others(self, request_id: str, computed: int) -> bool:
+        record = self._records.get(request_id)
+        return record is not None and record.begins_above(computed)
+
     # -- after a step
+
+    def take_output(
+        self,
+        report: WorkerReport | None,
+        *,
+        broken_pages: Collection[int] = (),
+        released: Collection[str] = (),
+    ) -> None:
+        """Learn how a step ended. ``broken_pages`` could not be filled, by us or by another connector.
+
+        ``released``: requests whose blocks vLLM gets back now.
+        """
+        self._holds.released(released)
+        self._broken.add(frozenset(broken_pages), [tables[0] for tables in self._step_tables])
+        if report is not None:
+            self.take_report(report)
 
     def take_report(self, report: WorkerReport) -> None:
         """Learn what became of loads and saves; what failed is not promised before it is stored again."""
         self._worker_ready = report.namespace is not None
         self._broken.add(report.broken_pages, [tables[0] for tables in self._step_tables])
+        self._holds.over(report.saved)
+        self._step_seen = max(self._step_seen, report.step)
         # only now: a worker saves again once it hears that its failures are known
         self._failures_seen = max(self._failures_seen, report.failures)
         if self._cache.current is not None:
@@ -172,17 +242,24 @@ class SchedulerHalf:
     def _tell(self, cache: Cache, report: WorkerReport) -> None:
         for attempt in report.ended:
             cache.release(attempt)
+        if self._events is not None:
+            self._events.add(cache, report.happened)
         for row, keys in report.stored:
             cache.coordinator.saved(row, keys)
         for failed in report.failed:
             if len(failed.keys):
                 cache.coordinator.failed(failed.row, failed.keys)
-                self._retention.forget(failed.row, failed.keys)
+                self._saver.retention.forget(failed.row, failed.keys)
 
-    def finished(self, request_id: str) -> None:
-        """Count and forget the request; a load of it that still runs is the worker's to report."""
+    def finished(self, request_id: str) -> bool:
+        """Count and forget the request; whether vLLM must keep its blocks, because saves still read them.
+
+        A load of it that still runs is the worker's to report, and vLLM keeps the blocks for that anyway.
+        """
         self._let_go(request_id)
+        record = self._records.get(request_id)
         self._records.finish(request_id)
+        return record is not None and not record.loading and self._holds.finish(record.attempt)
 
     def reset(self, *, local_is_empty: bool = False) -> bool:
         """The weights changed: nothing stored before is found, nothing computed before is stored.
@@ -192,10 +269,10 @@ class SchedulerHalf:
         """
         self._records.distrust(local=not local_is_empty)
         everywhere = self._cache.weights_changed()
-        self._retention = StateRetention(self._spec, self._cache.retention)
+        self._saver = self._new_saver()
         return everywhere
 
-    def meet(self, handshakes: Collection[Handshake]) -> None:
+    def meet(self, handshakes: Collection[Handshake], *, workers: int | None = None) -> None:
         """IdentityError, with digests and first difference, unless the workers run the same model."""
         mine = self._cache.identity
         for handshake in handshakes:
@@ -205,6 +282,7 @@ class SchedulerHalf:
                     f"the worker half cannot identify the model ({handshake.reason}), the scheduler half can"
                 )
             mine.require_same_model(theirs, halves=("scheduler", "worker"))
+        self._holds.workers = max(1, len(handshakes) if workers is None else workers)
         self._worker_ready = bool(handshakes) and all(
             h.identity is not None and h.identity.known for h in handshakes
         )
@@ -258,7 +336,7 @@ class SchedulerHalf:
         cache.lease(verdict, record.attempt)
         cache.touch(verdict)
         for row in self._spec.table.snapshot_rows:
-            self._has_room(cache, row, verdict.keys[row.name])
+            self._saver.has_room(cache, row, key=verdict.keys[row.name])
         parents = {
             row: cache.coordinator.parents(chain, row, begin_block=blocks.start, end_block=blocks.stop)
             for row, blocks in verdict.blocks.items()
@@ -266,6 +344,15 @@ class SchedulerHalf:
         return self._planner.load(verdict, tables, parents=parents)
 
     # -- saves
+
+    def _new_saver(self) -> SavePlanner:
+        return SavePlanner(
+            self._planner,
+            StateRetention(self._spec, self._cache.retention),
+            state_rows=tuple(self._spec.table.snapshot_rows),
+            tail_tokens=TAIL_TOKENS,
+            origins=None if self._events is None else self._events.origins,
+        )
 
     @guarded("save_plan", tuple)
     def _saves(self, cache: Cache, scheduled: Any) -> tuple[SavePlan, ...]:
@@ -275,6 +362,7 @@ class SchedulerHalf:
     def _save_plans(self, cache: Cache, scheduled: Any) -> Iterator[SavePlan]:
         block_state = scheduled.kv_connector_block_state
         computed = _computed_tokens(scheduled)
+        held = self._step_seen < self._hold_saves_until
         for request_id, count in scheduled.num_scheduled_tokens.items():
             record, tables = self._records.get(request_id), block_state.get_block_ids(request_id)
             if record is None or tables is None:
@@ -282,84 +370,12 @@ class SchedulerHalf:
             end = min(computed[request_id] + count, len(record.request.all_token_ids))
             self._step_tables.append(tables)
             self._broken.review(record, tables[0], end_tokens=end)
-            if rows := self._rows_to_save(cache, record, tables=tables, end_tokens=end):
-                yield SavePlan(request_id, rows)
+            if not held and (rows := self._saver.blocks(cache, record, tables=tables, end_tokens=end)):
+                yield SavePlan(request_id, rows, use=record.attempt.use, job=f"{self._step}")
         for request_id, offers in block_state.boundary_state_offloads.items():
-            record = self._records.get(request_id)
-            if record is not None and (rows := self._states_to_save(cache, record, offers)):
-                yield SavePlan(request_id, rows)
-
-    def _rows_to_save(
-        self, cache: Cache, record: RequestRecord, *, tables: Tables, end_tokens: int
-    ) -> tuple[RowTransfer, ...]:
-        chain = record.chain_to(end_tokens) if record.trusted and not record.loading else None
-        if chain is None:
-            return ()
-        found = (
-            self._blocks_to_save(cache, record, row, tables=tables, end_tokens=end_tokens)
-            for row in self._planner.block_rows
-        )
-        return tuple(transfer for transfer in found if transfer is not None)
-
-    def _blocks_to_save(
-        self, cache: Cache, record: RequestRecord, row: SpecRow, *, tables: Tables, end_tokens: int
-    ) -> RowTransfer | None:
-        """Blocks ``[cursor, end)`` that the store lacks; the cursor begins at 0, so that holes are filled."""
-        begin, end = record.cursors.get(row.name, 0), end_tokens // row.block_tokens
-        chain = record.chain
-        if begin >= end or chain is None:
-            return None
-        record.cursors[row.name] = end
-        missing = cache.coordinator.missing(chain, row.name, begin_block=begin, end_block=end)
-        keys = cache.coordinator.keys(chain, row.name, begin_block=begin, end_block=end)[missing]
-        parents = cache.coordinator.parents(chain, row.name, begin_block=begin, end_block=end)
-        return self._planner.save_blocks(
-            row,
-            np.flatnonzero(missing) + begin,
-            keys=keys,
-            parents=None if parents is None else parents[missing],
-            tables=tables,
-        )
-
-    def _states_to_save(
-        self, cache: Cache, record: RequestRecord, offers: Collection[tuple[int, int, int]]
-    ) -> tuple[RowTransfer, ...]:
-        """Of each row the states that are worth keeping among those that vLLM offers in this step."""
-        by_position = offers_by_position(offers)
-        chain = record.chain_to(max(by_position, default=0)) if record.trusted else None
-        if chain is None:
-            return ()
-        progress = Progress(
-            record.request.num_prompt_tokens,
-            chain.token_count,
-            tail_tokens=TAIL_TOKENS,
-            common_tokens=record.common_tokens or 0,
-        )
-        states = (
-            self._state_to_save(cache, chain, row, position=position, pages=by_position[position])
-            for row in self._spec.table.snapshot_rows
-            for position in self._retention.kept(row, by_position, progress=progress)
-        )
-        return tuple(state for state in states if state is not None)
-
-    def _state_to_save(
-        self, cache: Cache, chain: PrefixChain, row: SpecRow, *, position: int, pages: Mapping[int, int]
-    ) -> RowTransfer | None:
-        """The state, unless it is stored already or others are worth more."""
-        block = position // row.block_tokens - 1
-        key = cache.coordinator.keys(chain, row.name, begin_block=block, end_block=block + 1)
-        if not self._has_room(cache, row, key):
-            return None
-        missing = cache.coordinator.missing(chain, row.name, begin_block=block, end_block=block + 1)
-        return self._planner.state(row, key, pages=pages) if missing.any() else None
-
-    def _has_room(self, cache: Cache, row: SpecRow, key: Keys) -> bool:
-        """Count the state under ``key`` (``uint8[1, 32]``) as seen; what is worth too little is dropped."""
-        fallen = self._retention.sight(row, key)
-        itself = (fallen == key).all(axis=1)
-        if len(fallen[~itself]):
-            cache.stores[row.name].drop(fallen[~itself])
-        return not itself.any()
+            record = None if held else self._records.get(request_id)
+            if record is not None and (rows := self._saver.states(cache, record, offers=offers)):
+                yield SavePlan(request_id, rows, use=record.attempt.use, job=f"{self._step} states")
 
     def _save_again(self, request_id: str) -> None:
         """Begin again at block 0: what was planned was not stored, or what was there is not any more."""

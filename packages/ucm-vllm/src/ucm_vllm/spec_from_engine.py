@@ -32,6 +32,8 @@ class RowGroup:
     """Tokens per engine block; for a state, the tokens between two boundaries."""
     layers: tuple[tuple[str, int], ...]
     """(vLLM's layer name, unit of the row), in order of units."""
+    kind: str = ""
+    """As vLLM calls its cache."""
 
 
 Rows = Mapping[str, tuple[RowGroup, ...]]
@@ -46,6 +48,8 @@ class EngineSpec:
     """Row name to the engine groups that hold it."""
     align_tokens: int
     """Hits are multiples of this: lcm of vLLM's alignment, its blocks and the table's alignment."""
+    asynchronous: bool = False
+    """Loads are asynchronous also where they need not be."""
 
     @property
     def group_count(self) -> int:
@@ -60,7 +64,8 @@ class EngineSpec:
         goes back to a failed block of a window although what the window held before it was never loaded.
         """
         windows = any(row.window is not None for row in self.table.chain_rows)
-        return self.group_count > 1 or windows or bool(self.table.snapshot_rows)
+        must = self.group_count > 1 or windows or bool(self.table.snapshot_rows)
+        return self.asynchronous or must
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ def map_groups(table: SpecTable, groups: Iterable[Any], *, spec_kind: SpecKind) 
     """Row name to engine groups; every layer of every row is claimed exactly once."""
     claims: dict[str, dict[int, dict[int, str]]] = {}
     pages: dict[int, int] = {}
+    kinds: dict[int, str] = {}
     for index, group in enumerate(groups):
         if getattr(group, "is_eagle_group", False):
             raise SpecError(
@@ -115,9 +121,9 @@ def map_groups(table: SpecTable, groups: Iterable[Any], *, spec_kind: SpecKind) 
             row = _row_of(table, layer, spec, spec_kind)
             unit = row.units.index(layer_number(layer))
             _claim(claims.setdefault(row.name, {}), index, unit, layer)
-            pages[index] = int(spec.block_size)
+            pages[index], kinds[index] = int(spec.block_size), spec_kind(spec)
     _check_cover(table, claims)
-    return {name: _row_groups(by_group, pages) for name, by_group in claims.items()}
+    return {name: _row_groups(by_group, pages, kinds) for name, by_group in claims.items()}
 
 
 def layer_number(layer: str) -> int:
@@ -148,9 +154,11 @@ def _claim(by_group: dict[int, dict[int, str]], index: int, unit: int, layer: st
     by_group.setdefault(index, {})[unit] = layer
 
 
-def _row_groups(by_group: Mapping[int, Mapping[int, str]], pages: Mapping[int, int]) -> tuple[RowGroup, ...]:
+def _row_groups(
+    by_group: Mapping[int, Mapping[int, str]], pages: Mapping[int, int], kinds: Mapping[int, str]
+) -> tuple[RowGroup, ...]:
     return tuple(
-        RowGroup(index, pages[index], tuple((units[unit], unit) for unit in sorted(units)))
+        RowGroup(index, pages[index], tuple((units[unit], unit) for unit in sorted(units)), kinds[index])
         for index, units in sorted(by_group.items())
     )
 

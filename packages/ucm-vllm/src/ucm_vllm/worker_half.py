@@ -2,190 +2,175 @@
 
 The order within one step of vLLM::
 
+    before_step     before anything is written: older saves read no block that the step may overwrite
     start_loads     before the forward when the step waits for a load, else after it
-    save            after the forward: every gather is over when it returns, files are written later
-    collect         which asynchronous loads ended
-    broken_pages    which blocks a synchronous load could not fill
+    before_layer    of each attention layer: its part of the loads has come, or failed
+    after_layer     of each attention layer: its part of the saves may be read
+    end_step        after the forward: states are copied; what the layers saved is read on
+    collect         which asynchronous loads ended, and whose blocks vLLM may have back
+    broken_pages    which blocks the loads of this step could not fill
     report          what the scheduler half must know
 
-So no engine block is read or written by UCM between steps except the targets of asynchronous loads, which
-vLLM keeps until they are reported; a preemption never meets an unfinished copy.
+With speculative decoding vLLM may repeat layers, and ask for results before the step has ended.
+Between steps UCM writes the targets of asynchronous loads, which vLLM keeps until they are reported, and
+reads blocks that it saves: see `ucm_vllm.worker_saves`.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ucm_core.cache import Cache
-from ucm_core.coordinator.attempts import Attempt
-from ucm_core.flow.copy import EngineBlocks
-from ucm_core.flow.ticket import ResultCode, Ticket
-from ucm_core.spec.keys import Keys
-from ucm_core.spec.layout import EngineLayout
-from ucm_core.spec.table import RowKind
+from ucm_core.flow.pipeline import LayerPipeline
 from ucm_vllm import border
-from ucm_vllm.block_tables import Mask
 from ucm_vllm.engine_cache import EngineCache, Generation
-from ucm_vllm.layout_from_engine import Backend, build_layouts
-from ucm_vllm.metadata import FailedLoad, Handshake, LoadPlan, RowTransfer, SavePlan, StepPlan, WorkerReport
+from ucm_vllm.engine_memory import EngineMemory
+from ucm_vllm.layout_from_engine import Backend
+from ucm_vllm.metadata import Handshake, StepPlan, WorkerReport
+from ucm_vllm.object_events import ObjectEvents
 from ucm_vllm.spec_from_engine import EngineSpec
+from ucm_vllm.worker_loads import WorkerLoads
+from ucm_vllm.worker_news import News
+from ucm_vllm.worker_saves import WorkerSaves
 
-IDLE_WAIT_S = 0.005
-"""How long a step that computes nothing waits for a load, instead of spinning through empty steps."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _RunningLoad:
-    """A load and the ticket of each of its transfers; None where it could not even begin."""
-
-    plan: LoadPlan
-    tickets: tuple[Ticket | None, ...]
-    namespace: str | None
-    """Where the bytes come from."""
-
-    @property
-    def done(self) -> bool:
-        return all(ticket is None or ticket.done for ticket in self.tickets)
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        for ticket in self.tickets:
-            if ticket is not None:
-                ticket.wait(timeout_s)
-
-    def failed(self) -> list[FailedLoad]:
-        """What did not come; empty when the request can resume."""
-        try:
-            each = [
-                FailedLoad(self.plan.request_id, transfer.row, transfer.keys[mask if ticket else slice(0, 0)])
-                for transfer, mask, ticket in zip(self.plan.rows, self._masks(), self.tickets, strict=True)
-                if mask.any()
-            ]
-        except Exception as error:  # noqa: BLE001 (the border: what cannot be read has failed)
-            border.failed("load", error)
-            each = [self.nothing()]
-        return each if each or self.plan.possible else [self.nothing()]
-
-    def failed_pages(self) -> set[int]:
-        """Engine blocks that any failed object touches; all when it is not known which."""
-        try:
-            pages = [
-                transfer.pages(mask) for transfer, mask in zip(self.plan.rows, self._masks(), strict=True)
-            ]
-        except Exception as error:  # noqa: BLE001 (the border: what cannot be read has failed)
-            border.failed("load", error)
-            pages = []
-        return set().union(*pages) or self.plan.pages()
-
-    def nothing(self) -> FailedLoad:
-        """A failure of the whole that no object is to blame for."""
-        return FailedLoad(self.plan.request_id, "", np.zeros((0, 32), dtype=np.uint8))
-
-    def _masks(self) -> list[Mask]:
-        return [_failed_objects(*pair) for pair in zip(self.plan.rows, self.tickets, strict=True)]
+NO_STEP = StepPlan(namespace=None)
 
 
 class WorkerHalf:
-    """Lives in the worker's process; its methods are called by that one thread."""
+    """Lives in the worker's process; its methods are called by that one thread.
 
-    def __init__(self, spec: EngineSpec, cache: EngineCache) -> None:
-        self._spec = spec
-        self._cache = cache
-        self._layouts: dict[tuple[str, int], EngineLayout] = {}
-        self._tensors: Mapping[str, Any] = {}
-        self._pending: dict[str, _RunningLoad] = {}
-        self._saving: list[tuple[str, Keys, Ticket]] = []
-        self._writing: list[Ticket] = []
-        self._broken: set[int] = set()
-        self._failures = 0
-        self._news = _News()
+    ``worker`` is its number among the workers of the engine.
+    """
+
+    def __init__(self, spec: EngineSpec, cache: EngineCache, *, worker: int = 0) -> None:
+        layerwise = cache.config.layerwise
+        self._cache, self._worker = cache, worker
+        self._events: ObjectEvents | None = None
+        self._news = News()
+        self._memory = EngineMemory(spec)
+        self._loads = WorkerLoads(self._memory, self._news, layerwise=layerwise)
+        self._saves = WorkerSaves(spec.table, self._memory, self._news, layerwise=layerwise, worker=worker)
+        self._pipeline: LayerPipeline | None = None
+        self._step = NO_STEP
+        self._step_cache: Cache | None = None
+        self._piped: LayerPipeline | None = None  # while the step has loads or saves that come layer by layer
+        self._last_step = 0
 
     @property
     def pending_count(self) -> int:
         """Asynchronous loads that were not reported yet."""
-        return len(self._pending)
+        return len(self._loads.pending)
+
+    @property
+    def open_saves(self) -> int:
+        """Saves that still read the engine's blocks."""
+        return self._saves.open_count
 
     def register(
         self, kv_caches: Mapping[str, Any], *, num_blocks: int, backend_of: Callable[[str], Backend]
     ) -> None:
         """Learn where vLLM keeps each layer; LayoutError, naming the layer, for what cannot be read."""
-        self._layouts = build_layouts(
-            self._spec.table,
-            self._spec.rows,
-            kv_caches=kv_caches,
-            num_blocks=num_blocks,
-            backend_of=backend_of,
-        )
-        self._tensors = dict(kv_caches)  # addresses in the layouts stay valid as long as these live
+        self._memory.register(kv_caches, num_blocks=num_blocks, backend_of=backend_of)
+        self._pipeline = LayerPipeline(self._memory.units, layers=self._memory.layers)
 
     def handshake(self) -> Handshake:
         """What the scheduler half compares with its own."""
         return Handshake(self._cache.identity)
 
+    def follow_events(self) -> None:
+        """Tell from now on what comes to the medium and goes. One worker does, for all."""
+        self._events = ObjectEvents() if self._worker == 0 else None
+
     # -- the step
 
+    def before_step(self, plan: StepPlan) -> None:
+        """Before the step writes anything."""
+        self._saves.settle(plan)
+
     def start_loads(self, plan: StepPlan) -> None:
-        """Begin all loads; returns when the synchronous ones have ended, well or not."""
-        if not plan.loads:
-            return
-        cache = self._follow(plan)
-        running = [self._begin(cache, load, plan.namespace) for load in plan.loads]
-        for load in running:
-            if load.plan.asynchronous:
-                self._pending[load.plan.request_id] = load
-            else:
-                load.wait()
-                self._end_synchronous(load, plan.namespace)
+        """Begin all loads; returns when those that do not come layer by layer have ended, well or not."""
+        self._begin(plan)
+        self._loads.begin_asynchronous(self._step_cache, plan)
+        self._loads.wait_whole()
 
-    def save(self, plan: StepPlan) -> None:
-        """Gather all that the step completed. Nothing is saved that may have been computed on garbage."""
-        if not plan.saves:
-            return
-        cache = self._follow(plan)
-        for request in plan.saves:
-            if cache is None or plan.failures_seen < self._failures or request.request_id in self._pending:
-                self._news.dropped.add(request.request_id)
-            else:
-                self._save_request(cache, request)
+    def before_layer(self, plan: StepPlan, name: str) -> None:
+        """Wait for what the layer needs; what is not there by then has failed."""
+        self._begin(plan)
+        if self._piped is not None and (layer := self._memory.layer(name)) is not None:
+            self._piped.before_layer(layer)
 
-    def collect(self, plan: StepPlan) -> tuple[set[str], set[str]]:
-        """(requests whose asynchronous load ended, those of them that failed); each id once, ever."""
-        if plan.idle and self._pending:
-            next(iter(self._pending.values())).wait(IDLE_WAIT_S)
-        ended = [request_id for request_id, load in self._pending.items() if load.done]
-        failed = {
-            request_id for request_id in ended if self._end(self._pending.pop(request_id), plan.namespace)
-        }
-        return set(ended), failed
+    def after_layer(self, plan: StepPlan, name: str) -> None:
+        """Save what the layer has finished."""
+        self._begin(plan)
+        if self._piped is not None and (layer := self._memory.layer(name)) is not None:
+            self._piped.after_layer(layer)
+
+    def end_step(self, plan: StepPlan) -> None:
+        """Save the rest of what the step completed; nothing that may have been computed on garbage."""
+        self._begin(plan)
+        piped, self._piped = self._piped, None
+        trusted = plan.failures_seen >= self._loads.failures and self._loads.are_fine()
+        if not trusted:
+            self._saves.give_up_step()
+        failed = {} if piped is None else piped.end_step(share_blocks=True).failed
+        self._loads.judge(plan.namespace, failed)
+        trusted &= plan.failures_seen >= self._loads.failures
+        self._saves.end_step(self._step_cache, trusted=trusted)
+        if plan.ask:
+            self._last_step = plan.number
+
+    def collect(self, plan: StepPlan) -> tuple[set[str], set[str], set[str]]:
+        """Requests: whose asynchronous load ended, of those the failed ones, whose blocks vLLM may have back.
+
+        Each id once, ever.
+        """
+        return *self._loads.collect(plan), self._saves.collect(plan)
 
     def broken_pages(self) -> set[int]:
-        """Engine blocks that synchronous loads of this step could not fill; asked once per step."""
-        broken, self._broken = self._broken, set()
-        return broken
+        """Engine blocks that loads of this step could not fill; asked once per step."""
+        self._loads.judge(self._step.namespace)
+        return self._loads.take_broken_pages()
 
     def report(self) -> WorkerReport | None:
         """What happened since the last report; None when nothing did."""
-        self._collect_saves()
+        self._saves.report()
         cache = self._cache.current
-        return self._news.take(None if cache is None else cache.namespace, self._failures)
+        if self._events is not None:
+            self._news.happened += self._events.take(cache)
+        namespace = None if cache is None else cache.namespace
+        return self._news.take(namespace, failures=self._loads.failures, step=self._last_step)
 
     def wait_durable(self, timeout_s: float) -> bool:
         """Wait until everything saved so far is on the medium; False when some is not, or not in time."""
-        deadline = time.monotonic() + timeout_s
-        return all(ticket.wait_durable(max(0.0, deadline - time.monotonic())) for ticket in self._writing)
+        return self._saves.wait_durable(timeout_s)
 
     def close(self) -> None:
-        """Let loads end (they write to the engine's memory); close the cache, which says what it lost."""
-        for load in self._pending.values():
-            load.wait()
-        self._pending.clear()
+        """Let loads and saves leave the engine's memory; close the cache, which says what it lost."""
+        self._loads.close()
+        self._saves.close()
         self._cache.close()
 
-    # -- loads
+    # -- private
+
+    def _begin(self, plan: StepPlan) -> None:
+        """Begin the step of ``plan``, unless that was done: its first hook may be any."""
+        if plan is self._step:
+            return
+        self._step, self._piped = plan, None
+        self._step_cache = self._follow(plan) if plan.loads or plan.saves else None
+        try:
+            self._begin_layers(plan)
+        except Exception as error:  # noqa: BLE001 (the border: what did not begin has failed when the step ends)
+            border.failed("begin_step", error)
+
+    def _begin_layers(self, plan: StepPlan) -> None:
+        loads = self._loads.begin_step(self._step_cache, plan)
+        trusted = plan.failures_seen >= self._loads.failures
+        saves = self._saves.begin_step(self._step_cache if trusted else None, plan)
+        if self._pipeline is not None and (loads or saves):
+            self._pipeline.begin_step(loads, saves)
+            self._piped = self._pipeline
 
     def _follow(self, plan: StepPlan) -> Cache | None:
         try:
@@ -193,115 +178,3 @@ class WorkerHalf:
         except Exception as error:  # noqa: BLE001 (the border: a cache that cannot be opened is a miss)
             border.failed("follow", error)
             return None
-
-    def _begin(self, cache: Cache | None, load: LoadPlan, namespace: str | None) -> _RunningLoad:
-        return _RunningLoad(
-            load, tuple(self._load(cache, load, transfer) for transfer in load.rows), namespace
-        )
-
-    def _load(self, cache: Cache | None, load: LoadPlan, transfer: RowTransfer) -> Ticket | None:
-        if cache is None or not load.possible:
-            return None
-        try:
-            target = self._engine_blocks(transfer)
-            return cache.stores[transfer.row].load(transfer.keys, target, parents=transfer.parents)
-        except Exception as error:  # noqa: BLE001 (the border: this load failed, the others go on)
-            border.failed("load", error)
-            return None
-
-    def _end_synchronous(self, load: _RunningLoad, namespace: str | None) -> None:
-        if self._end(load, namespace):
-            self._failures += 1
-            self._broken |= load.failed_pages()
-            self._news.broken_pages |= self._broken
-
-    def _end(self, load: _RunningLoad, namespace: str | None) -> bool:
-        """Note what failed; True when anything did.
-
-        ``namespace`` is where the scheduler half is by now: if it moved on while the load ran, the bytes are
-        those of weights that are gone.
-        """
-        failed = load.failed()
-        if not failed and load.namespace != namespace:
-            failed = [load.nothing()]
-        self._news.failed += failed
-        self._news.ended.add(load.plan.attempt)
-        if failed:
-            rows = ", ".join(sorted({each.row for each in failed if each.row}))
-            border.complaints.say(
-                "load",
-                f"request {load.plan.request_id}: objects of {rows or 'no row'} did not load",
-            )
-        return bool(failed)
-
-    def _engine_blocks(self, transfer: RowTransfer, *, block_tokens: int | None = None) -> EngineBlocks:
-        layouts = [self._layouts[transfer.row, group] for group, _ in transfer.pieces]
-        return EngineBlocks(layouts, [pieces for _, pieces in transfer.pieces], block_tokens=block_tokens)
-
-    # -- saves
-
-    def _save_request(self, cache: Cache, request: SavePlan) -> None:
-        for transfer in request.rows:
-            try:
-                row = self._spec.table.row(transfer.row)
-                whole = 1 if row.kind is RowKind.SNAPSHOT else row.block_tokens
-                source = self._engine_blocks(transfer, block_tokens=whole)
-                ticket = cache.stores[transfer.row].save(transfer.keys, source, parents=transfer.parents)
-            except Exception as error:  # noqa: BLE001 (the border: these bytes are not kept, the engine goes on)
-                border.failed("save", error)
-                self._news.dropped.add(request.request_id)
-            else:
-                self._saving.append((transfer.row, transfer.keys, ticket))
-                self._writing.append(ticket)
-
-    def _collect_saves(self) -> None:
-        still_saving = []
-        for row, keys, ticket in self._saving:
-            if not ticket.done:
-                still_saving.append((row, keys, ticket))
-                continue
-            kept = ticket.stored
-            if kept.any():
-                self._news.stored.append((row, keys[kept]))
-        self._saving = still_saving
-        self._writing = [
-            ticket for ticket in self._writing if (ticket.durable_results == ResultCode.PENDING).any()
-        ]
-
-
-class _News:
-    """What the next report will say."""
-
-    def __init__(self) -> None:
-        self.failed: list[FailedLoad] = []
-        self.dropped: set[str] = set()
-        self.ended: set[Attempt] = set()
-        self.stored: list[tuple[str, Keys]] = []
-        self.broken_pages: set[int] = set()
-        self._told: tuple[str | None, int] = (None, 0)
-
-    def take(self, namespace: str | None, failures: int) -> WorkerReport | None:
-        """The report, or None when it would say nothing new."""
-        news = self.failed or self.dropped or self.stored or self.ended
-        if not news and self._told == (namespace, failures):
-            return None
-        report = WorkerReport(
-            namespace=namespace,
-            failed=tuple(self.failed),
-            broken_pages=frozenset(self.broken_pages),
-            dropped=frozenset(self.dropped),
-            ended=frozenset(self.ended),
-            stored=tuple(self.stored),
-            failures=failures,
-        )
-        self.__init__()  # type: ignore[misc]
-        self._told = (namespace, failures)
-        return report
-
-
-def _failed_objects(transfer: RowTransfer, ticket: Ticket | None) -> Mask:
-    """Which objects are not where they belong; a transfer of nothing cannot fail."""
-    if ticket is None:
-        return np.ones(len(transfer.keys), dtype=np.bool_)
-    failed: Mask = ticket.object_results != ResultCode.OK
-    return failed

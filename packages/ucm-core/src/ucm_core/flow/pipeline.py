@@ -180,19 +180,23 @@ class LayerPipeline:
         if units:
             metrics.UNITS_SAVED.labels(when="layer").inc(units)
 
-    def end_step(self, *, computed: ComputeEvent | None = None) -> StepReport:
+    def end_step(self, *, computed: ComputeEvent | None = None, share_blocks: bool = False) -> StepReport:
         """End the step, whose last layer has computed once ``computed`` is reached; say what became of it.
 
         Its loads have ended then, well or not; its saves go on by themselves. Those of a request whose load
-        failed are given up: what it computed is not right.
+        failed are given up: what it computed is not right. So are all others where requests ``share_blocks``:
+        they may have computed on what that load left.
         """
         step, self._step = self._step, None
         failed, self._lost = self._lost, {}
         if step is None:
             return StepReport(failed=failed, depth=self.depth)
         failed |= self._end_loads(step)
+        given_up = {
+            save.request for save in step.saves if save.request in failed or (share_blocks and failed)
+        }
         for save in step.saves:
-            if save.request in failed:
+            if save.request in given_up:
                 save.give_up()
             else:
                 step.saved_late += save.finish(computed)
@@ -203,7 +207,7 @@ class LayerPipeline:
         self._submit_prefetched()
         return StepReport(
             failed=failed,
-            given_up=frozenset(save.request for save in step.saves if save.request in failed),
+            given_up=frozenset(given_up),
             busy=frozenset(load.request for load in step.loads if not load.done),
             unseen=unseen,
             units_saved_late=step.saved_late,

@@ -54,7 +54,7 @@ class StepReport:
     """The requests whose loads failed, and which objects: the engine computes these again. A cancelled
     request is not among them."""
     given_up: frozenset[Hashable] = frozenset()
-    """Requests whose saves of this step were given up: their loads failed, so what they computed is wrong."""
+    """Requests whose saves of this step were given up: what they computed on a failed load is wrong."""
     busy: frozenset[Hashable] = frozenset()
     """Requests whose failed load may still write to its target: keep that until `LayerPipeline.unfinished` no
     longer has them."""

@@ -107,6 +107,13 @@ class CacheConfig(BaseModel):
     """Which states are kept, by name of the row; ``"*"`` stands for all rows that are not named. For
     adapters: a `Cache` keeps what it is given."""
 
+    layerwise: bool = True
+    """Load and save layer by layer while the engine computes (a load only where the engine survives that it
+    fails half-way). False: load before the first layer, save after the last. For adapters."""
+    load_asynchronously: bool = False
+    """Load whole requests while the engine computes others, also where it could be done layer by layer. For
+    adapters."""
+
     def __init__(self, **values: object) -> None:
         try:
             super().__init__(**values)

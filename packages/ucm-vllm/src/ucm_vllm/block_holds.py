@@ -1,0 +1,63 @@
+"""Which finished requests' blocks vLLM must keep, because saves may still read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ucm_core.coordinator.attempts import Attempt
+from ucm_core.coordinator.completions import Completions
+from ucm_vllm.metadata import SaveEnd, SavePlan, job_name
+
+
+class BlockHolds:
+    """As the scheduler half sees it, a save lasts from its plan until every worker has said that it is over.
+
+    The workers know better, but later: so where this says that blocks must be kept, they are told to say when
+    (`StepPlan.promised`), and they do so once for every promise, also when everything was over long ago.
+    """
+
+    def __init__(self) -> None:
+        self.workers = 1
+        """How many workers carry out each save."""
+        self._saves = Completions()
+        self._promised: list[Attempt] = []
+        self._waiting: set[str] = set()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether vLLM will get blocks back without doing anything for it."""
+        return bool(self._waiting)
+
+    def planned(self, saves: Iterable[SavePlan]) -> None:
+        """These saves go down with a plan."""
+        for save in saves:
+            for worker in range(self.workers):
+                self._saves.submit(save.attempt, job_name(save.job, worker))
+
+    def over(self, ends: Iterable[SaveEnd]) -> None:
+        """Workers said that saves read no more."""
+        for attempt, job in ends:
+            self._saves.end(attempt, job)
+        self._saves.poll()  # of promises that the workers keep
+
+    def finish(self, attempt: Attempt) -> bool:
+        """The use of a request has ended; whether its blocks must be kept until the workers say otherwise."""
+        self._saves.promise(attempt)
+        if attempt in self._saves.poll():
+            return False
+        self._promised.append(attempt)
+        self._waiting.add(attempt.request_id)
+        return True
+
+    def take_promised(self) -> tuple[Attempt, ...]:
+        """What was promised since the last call."""
+        promised, self._promised = tuple(self._promised), []
+        return promised
+
+    def released(self, request_ids: Iterable[str]) -> None:
+        """VLLM has the blocks of these requests back."""
+        self._waiting.difference_update(request_ids)
+
+    def check_integrity(self) -> None:
+        """SpecError when the books do not balance."""
+        self._saves.check_integrity()
