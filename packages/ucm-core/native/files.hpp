@@ -31,6 +31,13 @@ inline Descriptor open_directory(const char *path) {
   return Descriptor(::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 }
 
+inline Descriptor open_directory_patiently(const char *path) {
+  FilePatience patience;
+  Descriptor directory = open_directory(path);
+  while (!directory.valid() && lacks_files(-errno) && patience.wait()) directory = open_directory(path);
+  return directory;
+}
+
 // A folder of objects, for calls relative to it.  A link in its place is not followed: it could lead anywhere.
 inline Descriptor open_folder(int directory, const ObjectName &name) {
   return Descriptor(::openat(directory, name.folder(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -187,6 +194,8 @@ class ReadWork {
     moving.folder.close();
   }
 
+  bool lacks_files(std::size_t n) const { return format_.shards > 0 && ucm::lacks_files(*of(n)); }
+
  private:
   std::int32_t *of(std::size_t n) const { return results_ + n * format_.shards; }
   bool give(std::size_t n, std::int32_t code) {
@@ -258,6 +267,8 @@ class WriteWork {
     results_[n] = failure;
   }
 
+  bool lacks_files(std::size_t n) const { return ucm::lacks_files(results_[n]); }
+
   // Makes the renames survive a power loss: each folder once, then the directory of folders.
   void sync_folders() {
     std::map<std::string, std::int32_t> folders;
@@ -304,7 +315,7 @@ class ObjectFiles {
   // A code for each shard of each object; a payload is defined only where all of its shards are kOk.
   // A file that was used last before `not_before_ns` is a miss (0: none is).
   void read(const ObjectBatch &batch, bool direct, std::int64_t not_before_ns, std::int32_t *results) const {
-    const Descriptor directory = open_directory(path_.c_str());
+    const Descriptor directory = open_directory_patiently(path_.c_str());
     if (!directory.valid()) {
       std::fill_n(results, batch.count * format_.shards, open_failure(errno));
       return;
@@ -318,7 +329,7 @@ class ObjectFiles {
   // A code for each object.
   void write(const ObjectBatch &batch, const std::vector<std::string> &temporaries, bool direct, bool sync,
              std::int32_t *results) const {
-    const Descriptor directory = open_directory(path_.c_str());
+    const Descriptor directory = open_directory_patiently(path_.c_str());
     if (!directory.valid()) {
       std::fill_n(results, batch.count, -errno);
       return;

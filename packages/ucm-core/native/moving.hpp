@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -120,7 +121,30 @@ struct Moving {
 };
 
 // -- engines: both take every object of `work` through begin(), a transfer, and end(), with equal results.
-//    `Work` has count(), begin(n, moving): false when n is over already, end(n, moving), and kWrite.
+//    `Work` has count(), begin(n, moving): false when n is over already, end(n, moving), lacks_files(n): whether that
+//    was for want of file numbers, and kWrite.
+
+inline bool lacks_files(std::int32_t code) { return code == -EMFILE || code == -ENFILE; }
+
+// Where this process may open no more files it waits for those that other threads have open, half a second in all.
+class FilePatience {
+ public:
+  bool wait() {
+    ::usleep(kTurnUs);
+    return --turns_ > 0;
+  }
+
+ private:
+  static constexpr int kTurnUs = 1000;
+  int turns_ = 500;
+};
+
+// Objects that one thread may have under way: few where few files may be open, as others need some too.
+inline std::size_t uring_depth() {
+  rlimit limit{};
+  const bool known = ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return known ? std::clamp<std::size_t>(limit.rlim_cur / 32, 1, kUringDepth) : kUringDepth;
+}
 
 template <class Work>
 void move_in_turn(Work &work) {
@@ -137,7 +161,7 @@ template <class Work>
 class UringMover {
  public:
   UringMover(Uring &ring, Work &work)
-      : ring_(ring), work_(work), places_(std::min<std::size_t>(work.count(), kUringDepth)),
+      : ring_(ring), work_(work), places_(std::min(work.count(), uring_depth())),
         object_(places_.size()) {
     for (std::size_t place = places_.size(); place-- > 0;) free_.push_back(place);
   }
@@ -155,12 +179,23 @@ class UringMover {
   void start_more() {
     while (next_ < work_.count() && !free_.empty()) {
       const std::size_t place = free_.back();
-      object_[place] = next_++;
-      if (!work_.begin(object_[place], places_[place])) continue;
+      object_[place] = next_;
+      if (!work_.begin(next_, places_[place])) {
+        if (work_.lacks_files(next_) && wait_for_files(places_[place])) return;
+        ++next_;
+        continue;
+      }
+      ++next_;
       free_.pop_back();
       ++under_way_;
       queue(place);
     }
+  }
+  // The same object can be tried again when one of ours is done, or a little later, should others have all files.
+  bool wait_for_files(Moving &moving) {
+    moving.file.close();
+    moving.folder.close();
+    return under_way_ > 0 || patience_.wait();
   }
   void queue(std::size_t place) {
     const Transfer &transfer = places_[place].transfer;
@@ -169,9 +204,10 @@ class UringMover {
   void take(const Completion &completion) {
     const std::size_t place = completion.token;
     UCM_STEP("files.uring.completed");
-    if (completion.answer == -EAGAIN || completion.answer == -ECANCELED)
+    const std::int32_t answer = UCM_ANSWER("files.uring.answer", completion.answer);
+    if (answer == -EAGAIN || answer == -ECANCELED)
       go_on_here(place);  // the ring's own troubles, not the file's
-    else if (places_[place].transfer.take(completion.answer))
+    else if (places_[place].transfer.take(answer))
       finish(place);
     else
       queue(place);
@@ -192,6 +228,7 @@ class UringMover {
   std::vector<std::size_t> object_;  // which one a place moves
   std::vector<std::size_t> free_;
   std::size_t next_ = 0, under_way_ = 0;
+  FilePatience patience_;
 };
 
 template <class Work>

@@ -45,6 +45,21 @@ ERRORS: dict[str, tuple[int, ...]] = {
 TRANSFERS = ("call.read", "call.read_direct", "call.write", "call.write_direct")
 SLOW_MS = 20
 
+_ANSWERS = (
+    errno.EIO,
+    errno.EAGAIN,
+    errno.EINTR,
+    errno.ECANCELED,
+    errno.ESTALE,
+    errno.EINVAL,
+    errno.ENOSPC,
+)
+URING = (
+    *(Fault("files.uring.answer", Action.FAIL, error) for error in _ANSWERS),
+    Fault("files.uring.answer", Action.SHORT),
+)
+"""What the kernel can say of a transfer that was handed to io_uring."""
+
 FAULTS = (
     *(Fault(step, Action.FAIL, error) for step, errors in ERRORS.items() for error in errors),
     *(Fault(step, Action.SHORT) for step in TRANSFERS),

@@ -67,6 +67,8 @@ size_t ucm_shim_counts(char *text, size_t size) {
 
 /* -- steps */
 
+static size_t less(size_t size) { return size >= 2 * PAGE ? size / 2 / PAGE * PAGE : (size + 1) / 2; }
+
 static long count(const char *step) {
   int i = 0;
   while (i < counter_count && strcmp(counters[i].step, step) != 0) ++i;
@@ -108,6 +110,14 @@ __attribute__((visibility("default"))) void ucm_step(const char *name) {
   const int error = errno;
   strike(name);
   errno = error;
+}
+
+/* An answer of the kernel that does not come through the C library. */
+__attribute__((visibility("default"))) int ucm_answer(const char *name, int answer) {
+  const int action = strike(name);
+  if (action == FAIL) return -errno;
+  if (action == SHORT && answer > 1) return (int)less((size_t)answer);
+  return answer;
 }
 
 /* -- which files are ours */
@@ -197,8 +207,6 @@ DIR *opendir(const char *path) {
 }
 
 /* -- transfers */
-
-static size_t less(size_t size) { return size >= 2 * PAGE ? size / 2 / PAGE * PAGE : (size + 1) / 2; }
 
 typedef ssize_t (*moves)(int, const struct iovec *, int, off_t);
 

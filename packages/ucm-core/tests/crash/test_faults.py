@@ -9,11 +9,12 @@ import errno
 from collections.abc import Callable
 
 import pytest
-from faults import ERRORS, FAULTS
+from faults import ERRORS, FAULTS, URING
 from scenarios import NETWORK, OLD
 from shim import Action
 from strikes import Fault, Job
 
+from ucm_core import _native
 from ucm_core.flow.ticket import ResultCode
 
 pytestmark = pytest.mark.timeout(7200)
@@ -28,10 +29,11 @@ STALE = tuple(
 def reports(do: Callable[..., dict], request: pytest.FixtureRequest) -> dict:
     most, width = (None, None) if request.config.getoption("--long") else (8, 1)
     jobs = [Job("", name, most=most, width=width, faults=FAULTS) for name in NAMES]
-    return do(jobs + [Job("", name, most=most, faults=STALE) for name in NETWORK])
+    jobs += [Job("", name, most=most, faults=STALE) for name in NETWORK]
+    return do([*jobs, Job("", "uring", most=most, faults=URING)])
 
 
-@pytest.mark.parametrize("name", [*NAMES, *NETWORK])
+@pytest.mark.parametrize("name", [*NAMES, *NETWORK, "uring"])
 def test_whatever_call_fails_results_are_typed_and_bytes_right(reports: dict, name: str) -> None:
     assert not reports[name]["failures"], "\n".join(reports[name]["failures"])
 
@@ -57,6 +59,11 @@ def test_a_failed_read_fails_the_object_and_no_other(reports: dict) -> None:  # 
     for codes in hard:
         failed = [code for code in codes[: len(OLD)] if code != ResultCode.OK]
         assert failed in ([], [ResultCode.UNAVAILABLE]), "the first call is the probe of the root"
+
+
+@pytest.mark.skipif(not _native.probe_uring(), reason="this kernel refuses io_uring")
+def test_transfers_through_io_uring_meet_everything_that_the_kernel_can_say(reports: dict) -> None:
+    assert reports["uring"]["struck"]["files.uring.answer"] >= 2 * len(URING)
 
 
 def test_no_error_of_the_system_is_taken_for_damage(reports: dict) -> None:  # case C-56

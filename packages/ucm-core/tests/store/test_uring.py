@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import errno
 import logging
+import multiprocessing
 import os
+import resource
 import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -22,6 +27,7 @@ from ucm_core.store.root import CacheRoot
 
 pytestmark = pytest.mark.skipif(not _native.probe_uring(), reason="this kernel refuses io_uring")
 
+Answer = TypeVar("Answer")
 OK, UNAVAILABLE = ResultCode.OK, ResultCode.UNAVAILABLE
 COUNT = 40
 """More than are under way at once."""
@@ -212,3 +218,45 @@ def test_a_forked_child_makes_its_own_ring(shelf):
         os._exit(0 if shelf.read(keys) == [OK] * COUNT else 1)
     assert shelf.read(keys) == [OK] * COUNT
     assert os.waitpid(child, 0)[1] == 0
+
+
+# -- few files
+
+
+def with_few_files(path: Path, free: int, work: Callable[[Shelf], Answer]) -> Answer:
+    """What a process answers that can open so many more files."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as child:
+        return child.submit(_with_few_files, path, free, work).result()
+
+
+def _with_few_files(path: Path, free: int, work: Callable[[Shelf], Answer]) -> Answer:
+    shelf, used = open_shelf(path, uring=True), len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + free, used + free))
+    return work(shelf)
+
+
+def read_twice(shelf: Shelf) -> list[list[int]]:
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(shelf.read, [make_keys(COUNT)] * 2))
+
+
+def write(shelf: Shelf) -> list[int]:
+    return shelf.write(make_keys(COUNT))
+
+
+@pytest.mark.parametrize("free", [10, 24])
+def test_where_few_files_may_be_open_fewer_are_at_once_and_none_fails(shelf, free, tmp_path):
+    shelf.write(make_keys(COUNT))
+    assert with_few_files(tmp_path, free, read_twice) == [[OK] * COUNT] * 2
+
+
+def test_where_few_files_may_be_open_writes_go_on_too(shelf, tmp_path):
+    assert with_few_files(tmp_path, 10, write) == [OK] * COUNT
+    assert shelf.read(make_keys(COUNT)) == [OK] * COUNT
+    assert shelf.temporaries() == []
+
+
+def test_where_no_file_can_be_opened_any_more_a_read_ends_with_an_error_that_passes(shelf, tmp_path):
+    shelf.write(make_keys(COUNT))
+    assert with_few_files(tmp_path, 0, read_twice) == [[UNAVAILABLE] * COUNT] * 2
+    assert shelf.read(make_keys(COUNT)) == [OK] * COUNT
