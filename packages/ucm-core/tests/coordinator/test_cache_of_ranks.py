@@ -11,80 +11,23 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import RING_BYTES, identity_of
+from models import RING_BYTES
 from oracle import World, brute_force
+from rank_engine import BLOCKS, CUT, GRAIN, RANKS, TABLE, RankEngine
 
-from ucm_core.cache import Cache
 from ucm_core.coordinator.presence import Presence
 from ucm_core.errors import SpecError, StoreError
 from ucm_core.flow.copy import BufferBlocks
-from ucm_core.ops.config import CacheConfig
-from ucm_core.spec.keys import PrefixChain
 from ucm_core.spec.segments import Parallelism, Rank, Share, slices_of
 from ucm_core.spec.table import Part, RankRule, RowKind, SpecRow, SpecTable
 from ucm_core.store.stack import plan_rows
 
-GRAIN = 16
-BLOCKS = 6
-HEADS = (Part("k", (2, 4), "int8"),)
-TABLE = SpecTable(
-    (
-        SpecRow("full", RowKind.CHAIN, GRAIN, (0, 2, 3), HEADS),
-        SpecRow(
-            "latent", RowKind.CHAIN, GRAIN, (1, 4), (Part("c", (6,), "int8"),), rank_rule=RankRule.ALL_UNION
-        ),
-        SpecRow("window", RowKind.CHAIN, GRAIN, (1,), HEADS, window=24),
-        SpecRow("state", RowKind.SNAPSHOT, GRAIN, (4,), (Part("ssm", (2, 5), "float32"),)),
-    ),
-    GRAIN,
-)
-CUT = Parallelism(2, (3, 2))
-"""Two stages of two ranks: full is on both stages, window on the first, state on the second."""
-RANKS = tuple(CUT.ranks())
-
 Masks = dict[tuple[Rank, str], npt.NDArray[np.bool_]]
 
 
-class Engine:
-    """A cache for every rank and one for the scheduler, in one process."""
-
-    def __init__(self, root: Path, table: SpecTable = TABLE, cut: Parallelism = CUT, **more: object) -> None:
-        config = CacheConfig(**{"root": root, "ring_bytes": RING_BYTES, "disk_bytes": 1 << 30} | more)
-        self.table, self.cut = table, cut
-        self.scheduler = self._open(config, None)
-        self.ranks = {rank: self._open(config, rank) for rank in cut.ranks()}
-
-    def _open(self, config: CacheConfig, rank: Rank | None) -> Cache:
-        return Cache.open(config, self.table, identity=identity_of(self.table), share=Share(self.cut, rank))
-
-    def chain(self, number: int, blocks: int = BLOCKS) -> PrefixChain:
-        block_tokens = max(row.block_tokens for row in self.table.rows)
-        return self.scheduler.chain([number, *range(blocks * block_tokens)])
-
-    def payload(self, rank: Rank, row: str, blocks: int = BLOCKS) -> npt.NDArray[np.uint8]:
-        """Bytes that are a function of segment and row: holders of one segment hold the same."""
-        geometry = self.ranks[rank].stores[row].geometry
-        segment = slices_of(self.table, self.cut, rank=rank)[row].segment
-        seed = [*segment.name.encode(), *row.encode()]
-        shape = (blocks, geometry.shards, geometry.shard_bytes)
-        return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-    def save(self, rank: Rank, row: str, chain: PrefixChain, mask: npt.NDArray[np.bool_]) -> bool:
-        """Save the blocks of ``mask``; whether all are on the medium."""
-        keys = self.scheduler.coordinator.keys(chain, row, begin_block=0, end_block=len(mask))
-        bytes_of_all = self.payload(rank, row, len(mask))
-        ticket = self.ranks[rank].stores[row].save(keys[mask], BufferBlocks(bytes_of_all[mask]))
-        return ticket.wait_durable(60)
-
-    def close(self) -> None:
-        for cache in (self.scheduler, *self.ranks.values()):
-            cache.close()
-            cache.check_integrity()
-
-
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    engine = Engine(tmp_path_factory.mktemp("ranks"))
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankEngine]:
+    engine = RankEngine(tmp_path_factory.mktemp("ranks"))
     yield engine
     engine.close()
 
@@ -128,7 +71,7 @@ numbers = itertools.count(1)
 @settings(max_examples=40)
 @given(masks=stored(), tail=st.integers(1, 20))
 def test_a_verdict_of_all_segments_is_that_of_trying_every_token(
-    engine: Engine, masks: Masks, tail: int
+    engine: RankEngine, masks: Masks, tail: int
 ) -> None:
     chain = engine.chain(next(numbers))
     for (rank, row), mask in masks.items():
@@ -139,11 +82,11 @@ def test_a_verdict_of_all_segments_is_that_of_trying_every_token(
 
 
 def test_every_rank_of_a_new_engine_loads_its_own_bytes(tmp_path: Path) -> None:
-    before = Engine(tmp_path)
+    before = RankEngine(tmp_path)
     for (rank, row), mask in everything().items():
         assert before.save(rank, row, before.chain(1), mask)
     before.close()
-    after = Engine(tmp_path)
+    after = RankEngine(tmp_path)
     verdict = after.scheduler.resolve(after.chain(1))
     assert verdict.hit.resume_tokens == BLOCKS * GRAIN
     for rank, cache in after.ranks.items():
@@ -155,14 +98,14 @@ def test_every_rank_of_a_new_engine_loads_its_own_bytes(tmp_path: Path) -> None:
     after.close()
 
 
-def test_a_rank_has_no_store_for_a_row_without_a_layer_on_its_stage(engine: Engine) -> None:
+def test_a_rank_has_no_store_for_a_row_without_a_layer_on_its_stage(engine: RankEngine) -> None:
     assert list(engine.ranks[Rank(0, 0)].stores) == ["full", "latent", "window"]
     assert list(engine.ranks[Rank(1, 1)].stores) == ["full", "latent", "state"]
     with pytest.raises(SpecError, match="no cached row 'state'"):
         engine.ranks[Rank()].save(engine.chain(0), {"state": np.zeros((1, 1, 20), np.uint8)})
 
 
-def test_the_scheduler_moves_no_bytes(engine: Engine) -> None:
+def test_the_scheduler_moves_no_bytes(engine: RankEngine) -> None:
     store = engine.scheduler.stores["full"]
     keys, blocks = np.zeros((1, 32), np.uint8), BufferBlocks(np.zeros((1, 2, 64), np.uint8))
     for move in (store.load, store.save, store.begin_load, store.begin_save):
@@ -172,7 +115,7 @@ def test_the_scheduler_moves_no_bytes(engine: Engine) -> None:
         store.reserve(keys[0])
 
 
-def test_a_lease_keeps_what_every_ring_holds_and_a_prefetch_reads_every_segment(engine: Engine) -> None:
+def test_a_lease_keeps_what_every_ring_holds_and_a_prefetch_reads_every_segment(engine: RankEngine) -> None:
     chain = engine.chain(next(numbers))
     for (rank, row), mask in everything().items():
         assert engine.save(rank, row, chain, mask)
@@ -189,7 +132,7 @@ def test_a_lease_keeps_what_every_ring_holds_and_a_prefetch_reads_every_segment(
     assert reads.results.shape == (BLOCKS, 4)
 
 
-def test_what_one_rank_lacks_is_nowhere_and_a_drop_takes_the_whole_family(engine: Engine) -> None:
+def test_what_one_rank_lacks_is_nowhere_and_a_drop_takes_the_whole_family(engine: RankEngine) -> None:
     chain = engine.chain(next(numbers))
     masks = everything()
     masks[Rank(1, 1), "full"][3] = False
@@ -206,7 +149,7 @@ def test_what_one_rank_lacks_is_nowhere_and_a_drop_takes_the_whole_family(engine
 @pytest.mark.parametrize(("rule", "hit_tokens"), [(RankRule.INTERSECTION, 192), (RankRule.ALL_UNION, 288)])
 def test_c50_one_answer_for_all_ranks_by_rank_rule(tmp_path: Path, rule: RankRule, hit_tokens: int) -> None:
     row = SpecRow("r", RowKind.CHAIN, 48, (0,), (Part("k", (3, 4), "int8"),), rank_rule=rule)
-    engine = Engine(tmp_path, SpecTable((row,), 48), Parallelism(3))
+    engine = RankEngine(tmp_path, SpecTable((row,), 48), Parallelism(3))
     chain = engine.chain(1, 8)
     for rank, missing in zip(engine.ranks, ([6], [4, 6], [6, 7]), strict=True):
         mask = np.ones(8, dtype=np.bool_)
@@ -218,7 +161,7 @@ def test_c50_one_answer_for_all_ranks_by_rank_rule(tmp_path: Path, rule: RankRul
 
 def test_c50_eviction_takes_whole_families(tmp_path: Path) -> None:
     row = SpecRow("r", RowKind.CHAIN, 48, (0,), (Part("k", (3, 4), "int8"),))
-    engine = Engine(tmp_path, SpecTable((row,), 48), Parallelism(3), disk_bytes=24 * 8192)
+    engine = RankEngine(tmp_path, SpecTable((row,), 48), Parallelism(3), disk_bytes=24 * 8192)
     chain = engine.chain(1, 20)
     kept = [
         [engine.save(rank, "r", chain, np.arange(20) == block) for rank in engine.ranks]
@@ -236,7 +179,7 @@ def test_c50_eviction_takes_whole_families(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_an_object_is_in_flight_when_what_its_segments_lack_is(engine: Engine) -> None:
+def test_an_object_is_in_flight_when_what_its_segments_lack_is(engine: RankEngine) -> None:
     chain = engine.chain(next(numbers))
     keys = engine.scheduler.coordinator.keys(chain, "full", begin_block=0, end_block=2)
     last = RANKS[-1]
