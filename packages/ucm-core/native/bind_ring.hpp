@@ -72,7 +72,7 @@ struct Working {
   ucm::Ring::Use use;
 };
 
-// What calls share that only look at slots and wait for nothing. A short one keeps the GIL: to get it back behind
+// What calls share that look at slots or move them, and wait for nothing. A short one keeps the GIL: to get it back behind
 // a busy thread takes up to Python's switch interval, 5 ms, far longer than the call.
 struct Glance {
   static constexpr size_t kShort = 4096;  // keys; below half a millisecond even when every slot is a cache miss
@@ -232,7 +232,7 @@ inline Array<uint8_t> publish(ucm::Ring &ring, Vector<int32_t> slots, Versions v
   const uint32_t *expected = check(slots, versions);
   Output<uint8_t> done(slots.shape(0));
   {
-    Working working(ring);
+    const Glance glance(ring, slots.shape(0));
     for (size_t i = 0; i < slots.shape(0); ++i)
       done[i] = ring.publish(slots.data()[i], expected == nullptr ? nullptr : expected + i);
   }
@@ -291,7 +291,7 @@ inline Array<uint8_t> wait(ucm::Ring &ring, Vector<int32_t> slots, Vector<uint32
 inline Array<int64_t> addresses(const ucm::Ring &ring, Vector<int32_t> slots) {
   Output<int64_t> result(slots.shape(0));
   {
-    Working working(ring);
+    const Glance glance(ring, slots.shape(0));
     for (size_t i = 0; i < slots.shape(0); ++i)
       result[i] = reinterpret_cast<int64_t>(ring.address(slots.data()[i]));
   }

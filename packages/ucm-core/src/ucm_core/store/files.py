@@ -95,7 +95,7 @@ class FileTier:
         """The shape of every object."""
         self.segment = segment
         """The slice of the model that the objects hold."""
-        self._root = root
+        self._root, self._path = root, os.fspath(directory)
         # The segment is in the digest, so that a file under another segment's name is not taken for its own.
         self._row_digest = hashlib.blake2b(row_seed + segment.encode(), digest_size=32).digest()
         self._objects = _native.ObjectFiles(
@@ -143,15 +143,24 @@ class FileTier:
             direct=self._root.direct,
             not_before_ns=self._not_before_ns(),
         )
+        if not np.count_nonzero(results):
+            self._trust(keys)
+            self._count(read=len(keys))
+            return np.zeros(results.shape, dtype=np.uint8)  # OK
+        self._tell_failures(keys, results)
+        return _codes(results)
+
+    def _tell_failures(self, keys: Keys, results: Results) -> None:
+        """Remove, remember and count what a read found, where not all of it was good."""
         good: Mask = np.logical_not(results.any(axis=1))
         corrupt: Mask = (results == _CORRUPT).any(axis=1)
         whole = results[:, 0]  # all codes but CORRUPT are those of a whole object
         self._remove(keys[corrupt], "corrupt")
         self._note_absent(keys, (whole == _MISS) & ~corrupt)
-        self._judge(keys, good=good, foreign=whole == _FOREIGN, failed=whole < 0)
+        self._trust(keys[good])
+        self._doubt(keys, foreign=whole == _FOREIGN, failed=whole < 0)
         self._count(read=int(good.sum()), corrupt=int(corrupt.sum()))
         self._tell("read", whole)
-        return _codes(results)
 
     def write(self, keys: Keys, payload_addresses: Int64s, *, sync: bool = False) -> Codes:
         """Publish objects, ``uint8[n]`` of `ResultCode`; those that are `stored` already are OK untouched.
@@ -222,21 +231,24 @@ class FileTier:
         """Write what has room reserved, and settle the reservation whatever happens."""
         size, written, there = self.geometry.object_bytes, 0, 0
         try:
-            if not self.directory.is_dir():
+            if not os.path.isdir(self._path):  # noqa: PTH112 - for every piece of work
                 self.directory.mkdir(parents=True, exist_ok=True)
             results = self._write_patiently(
                 np.ascontiguousarray(keys), np.ascontiguousarray(addresses, dtype=np.int64), sync=sync
             )
-            written = int((results == 0).sum())
-            there = int(self._exist(keys[results != 0]).sum())  # renamed, but the folder was not synced
+            written = len(keys) - int(np.count_nonzero(results))
+            if written < len(keys):  # or renamed, but the folder was not synced
+                there = int(self._exist(keys[results != 0]).sum())
         finally:
             self._root.usage.settle(len(keys) * size, written_bytes=(written + there) * size)
-        self._judge(keys, good=results == 0)
         self._count(written=written)
+        done = keys if written == len(keys) else keys[results == 0]
+        self._trust(done)
+        if self._root.journal.listening:
+            self._root.journal.tell(self._place, done, stored=True, exist=self._exist)
         if written < len(keys):
             self._root.suspect_temporaries()
-        self._root.journal.tell(self._place, keys[results == 0], stored=True, exist=self._exist)
-        self._tell("write", results)
+            self._tell("write", results)
         return _codes(results)
 
     def _write_patiently(self, keys: Keys, addresses: Int64s, *, sync: bool) -> Results:
@@ -255,15 +267,16 @@ class FileTier:
         temporary_names = [self._root.temporary_name() for _ in range(len(keys))]
         return self._objects.write(keys, addresses, temporary_names, direct=self._root.direct, sync=sync)
 
-    def _judge(
-        self, keys: Keys, *, good: Mask, foreign: Mask | None = None, failed: Mask | None = None
-    ) -> None:
-        """Remember what a lookup or a write must not take for whole, and forget what was read or written."""
-        self._foreign.clear(keys[good])
-        self._unreadable.clear(keys[good])
-        if failed is not None and failed.any():
+    def _trust(self, keys: Keys) -> None:
+        """Forget what a lookup or a write must not take for whole: it was read or written."""
+        self._foreign.clear(keys)
+        self._unreadable.clear(keys)
+
+    def _doubt(self, keys: Keys, *, foreign: Mask, failed: Mask) -> None:
+        """Remember what a lookup or a write must not take for whole."""
+        if failed.any():
             self._unreadable.add(keys[failed])
-        if foreign is not None and foreign.any():
+        if foreign.any():
             self._foreign.add(keys[foreign])
             self._count(foreign=int(foreign.sum()))
             self._say_foreign()
@@ -317,7 +330,8 @@ class FileTier:
 
     def _count(self, **counts: int) -> None:
         with self._lock:
-            self._counts.update(counts)
+            for what, count in counts.items():
+                self._counts[what] += count
 
     def _files(self) -> Iterable[os.DirEntry[str]]:
         if not self._root.available:
@@ -348,6 +362,8 @@ def _distinct(keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
     packed, numbers = keys.tobytes(), dict[bytes, int]()
     each = [packed[begin : begin + 32] for begin in range(0, len(packed), 32)]
     inverse = np.array([numbers.setdefault(name, len(numbers)) for name in each], dtype=np.int64)
+    if len(numbers) == len(each):
+        return inverse, inverse
     return np.unique(inverse, return_index=True)[1], inverse
 
 

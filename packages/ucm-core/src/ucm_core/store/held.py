@@ -31,13 +31,19 @@ class HeldSlots:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self.abort(np.flatnonzero(self._filling))
+            self.abort(self._filling.nonzero()[0])
         finally:
-            self._ring.release(self.hand_over(np.flatnonzero(self._held)))
+            self._ring.release(self.hand_over(self._held.nonzero()[0]))
 
     def places(self, outcome: Outcome) -> Int64s:
         """The places with this outcome."""
-        return np.flatnonzero(self._claims.outcome == outcome)
+        found: Int64s = (self._claims.outcome == np.uint8(outcome)).nonzero()[0]
+        return found
+
+    @property
+    def owned(self) -> bool:
+        """Whether every slot is ours to fill, or was."""
+        return not np.count_nonzero(self._claims.outcome)  # of Outcome.OWNER
 
     def addresses(self, places: Int64s) -> Int64s:
         """Payload addresses, valid while the slots are held."""
@@ -50,6 +56,8 @@ class HeldSlots:
 
     def abort(self, places: Int64s) -> None:
         """Give slots up unfilled, with their references; whoever waits for them is told."""
+        if not places.size:
+            return
         self._filling[places] = self._held[places] = False
         self._ring.abort(self._claims.slots[places])
 

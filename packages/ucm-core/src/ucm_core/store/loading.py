@@ -67,6 +67,8 @@ def load_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
         chunk = _Chunk(tiers, order, ids, held)
         chunk.deliver(held.places(Outcome.READY), "ring")
         chunk.read(held.places(Outcome.OWNER))
+        if held.owned:
+            return
         left = [chunk.await_others(held.places(Outcome.LOADING))]
     left += [ids[held.places(outcome)] for outcome in (Outcome.NO_SPACE, Outcome.ABSENT)]
     without_slot = np.concatenate(left)
@@ -85,6 +87,8 @@ def prefetch_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
     with HeldSlots(tiers.ring, _claim(tiers, order, ids)) as held:
         chunk = _Chunk(tiers, order, ids, held)
         chunk.read(held.places(Outcome.OWNER))
+        if held.owned:
+            return
         for outcome, code in _PREFETCHED.items():
             _settle(order, ids[held.places(outcome)], np.uint8(code))
 
@@ -168,11 +172,14 @@ class _Chunk:
             return
         keys = self.order.batch.keys[self.ids[places]]
         codes = self.tiers.files.read(keys, self.held.addresses(places))
-        good = ~codes.any(axis=1)
-        self.held.publish(places[good])
-        self.held.abort(places[~good])
-        _settle(self.order, self.ids[places[~good]], codes[~good])
-        self.deliver(places[good], "file")
+        good = places
+        if np.count_nonzero(codes):
+            whole = ~codes.any(axis=1)
+            good, bad = places[whole], places[~whole]
+            self.held.abort(bad)
+            _settle(self.order, self.ids[bad], codes[~whole])
+        self.held.publish(good)
+        self.deliver(good, "file")
 
     def await_others(self, places: Int64s) -> Int64s:
         """Copy what other readers bring in bounded time; returns the ids that nobody brought."""

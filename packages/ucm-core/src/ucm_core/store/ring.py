@@ -324,7 +324,7 @@ class Ring:
         """Give one reference back per slot. Raises StoreError, after the rest, for slots we hold none of."""
         wanted = _slots(slots)
         done = self._native.release(wanted, self._now_s()).view(np.bool_)
-        if not done.all():
+        if np.count_nonzero(done) < done.size:
             raise StoreError(
                 f"slots {wanted[~done].tolist()} hold no reference of participant {self.participant}"
             )
@@ -493,6 +493,8 @@ def _slots(slots: Slots) -> Slots:
 def _whole(given: npt.ArrayLike, kind: type[_Number], what: str) -> npt.NDArray[_Number]:
     """``kind[n]``; IndexError for what it cannot hold: numpy would make the number of another slot of it."""
     numbers = np.ascontiguousarray(given)
+    if numbers.dtype == kind:
+        return numbers
     with np.errstate(invalid="ignore"):
         cast = numbers.astype(kind, copy=False)
     if cast is not numbers and not np.array_equal(cast, numbers):

@@ -22,7 +22,7 @@ from ucm_core.store.pool import IoPool
 from ucm_core.store.ring import Ring
 from ucm_core.store.rotation import rotated
 
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 16 << 20
 """Payload bytes that one piece of I/O work moves: enough for the medium, few enough to share the work."""
 
 PRIVATE_BYTES = 256 << 20
