@@ -172,7 +172,9 @@ def balanced(engine: Engine) -> Iterator[Engine]:
         assert not +engine.keys.pins
 
 
-def scheduler_output(scheduled: Any, offers: dict[str, list[tuple[int, int, int]]]) -> SchedulerOutput:
+def scheduler_output(
+    scheduled: Any, offers: dict[str, list[tuple[int, int, int]]], *, preempted: set[str] | None = None
+) -> SchedulerOutput:
     tables = {asked.request_id: table for asked, _, _, table in scheduled}
     cached = CachedRequestData.make_empty()
     cached.req_ids = [asked.request_id for asked, computed, _, _ in scheduled if computed]
@@ -193,6 +195,7 @@ def scheduler_output(scheduled: Any, offers: dict[str, list[tuple[int, int, int]
         finished_req_ids=set(),
         free_encoder_mm_hashes=[],
         num_common_prefix_blocks=[],
+        preempted_req_ids=preempted,
         kv_connector_block_state=KVConnectorBlockState(
             req_ids=set(tables) | set(offers),
             resolve_block_ids=tables.__getitem__,

@@ -122,8 +122,9 @@ class Halves:
         self,
         *scheduled: tuple[Request, int, int, Tables],
         offers: dict[str, list[tuple[int, int, int]]] | None = None,
+        preempted: set[str] | None = None,
     ) -> StepPlan:
-        return self.scheduler.plan_step(scheduler_output(scheduled, offers or {}))
+        return self.scheduler.plan_step(scheduler_output(scheduled, offers or {}, preempted=preempted))
 
     def execute(self, plan: StepPlan) -> Step:
         """The worker's hooks of one step, in vLLM's order, and its report."""

@@ -287,6 +287,10 @@ class SchedulerHalf:
             h.identity is not None and h.identity.known for h in handshakes
         )
 
+    def check_integrity(self) -> None:
+        """SpecError when the books do not balance."""
+        self._holds.check_integrity()
+
     def close(self) -> None:
         """Let go of the cache."""
         self._cache.close()

@@ -23,6 +23,7 @@ from typing import Any
 
 from ucm_core.cache import Cache
 from ucm_core.flow.pipeline import LayerPipeline
+from ucm_core.flow.trace import Trace
 from ucm_vllm import border
 from ucm_vllm.engine_cache import EngineCache, Generation
 from ucm_vllm.engine_memory import EngineMemory
@@ -72,7 +73,8 @@ class WorkerHalf:
     ) -> None:
         """Learn where vLLM keeps each layer; LayoutError, naming the layer, for what cannot be read."""
         self._memory.register(kv_caches, num_blocks=num_blocks, backend_of=backend_of)
-        self._pipeline = LayerPipeline(self._memory.units, layers=self._memory.layers)
+        trace = Trace(self._cache.config.trace_dir)
+        self._pipeline = LayerPipeline(self._memory.units, layers=self._memory.layers, trace=trace)
 
     def handshake(self) -> Handshake:
         """What the scheduler half compares with its own."""
@@ -145,10 +147,16 @@ class WorkerHalf:
         """Wait until everything saved so far is on the medium; False when some is not, or not in time."""
         return self._saves.wait_durable(timeout_s)
 
+    def check_integrity(self) -> None:
+        """SpecError when the books do not balance."""
+        self._saves.check_integrity()
+
     def close(self) -> None:
         """Let loads and saves leave the engine's memory; close the cache, which says what it lost."""
         self._loads.close()
         self._saves.close()
+        if self._pipeline is not None:
+            self._pipeline.close()
         self._cache.close()
 
     # -- private
@@ -168,7 +176,8 @@ class WorkerHalf:
         loads = self._loads.begin_step(self._step_cache, plan)
         trusted = plan.failures_seen >= self._loads.failures
         saves = self._saves.begin_step(self._step_cache if trusted else None, plan)
-        if self._pipeline is not None and (loads or saves):
+        traced = self._cache.config.trace_dir is not None
+        if self._pipeline is not None and (loads or saves or traced):
             self._pipeline.begin_step(loads, saves)
             self._piped = self._pipeline
 
