@@ -21,8 +21,15 @@ pytest.importorskip("vllm")
 import families
 from engine_doubles import request, scheduler_output
 from halves import PAGES, WAIT_S, memory
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from vllm.config import KVTransferConfig
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
@@ -32,6 +39,7 @@ from ucm_core.flow.ticket import ResultCode
 from ucm_core.store.files import FileTier
 from ucm_core.store.tiers import log
 from ucm_core.store.writing import Writer
+from ucm_vllm import process_counters
 from ucm_vllm.connector import UCMConnector
 
 PARALLEL = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
@@ -60,11 +68,13 @@ def engine(directory: Path, **changes: Any) -> Any:
     model |= {"dtype": "torch.bfloat16", "max_model_len": 2048, "revision": None} | changes.pop("model", {})
     parallel = PARALLEL | changes.pop("parallel", {})
     load_format = changes.pop("load_format", "auto")
+    events = SimpleNamespace(enable_kv_cache_events=changes.pop("events", False))
     return SimpleNamespace(
         kv_transfer_config=KVTransferConfig(**transfer | changes, kv_connector_extra_config=extra),
         model_config=SimpleNamespace(**model),
         load_config=SimpleNamespace(load_format=load_format),
         cache_config=SimpleNamespace(),
+        kv_events_config=events,
         parallel_config=SimpleNamespace(**parallel),
         compilation_config=SimpleNamespace(
             static_forward_context={families.attention(n): layer for n in range(4)}
@@ -380,6 +390,83 @@ def test_an_unknown_model_works_and_caches_nothing(tmp_path: Path) -> None:
     assert scheduler.request_finished_all_groups(asked, ([1, 2, 3],)) == (False, None)
     assert scheduler.reset_cache() is None
     assert not (tmp_path / "root").exists()
+
+
+# -- layers, statistics, events
+
+
+def test_layer_by_layer_wants_graphs_in_pieces(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("layerwise: false\n")
+    wants = UCMConnector.requires_piecewise_for_cudagraph
+    assert [wants({}), wants({"layerwise": False}), wants({"config_file": str(file)})] == [True, False, False]
+
+
+def test_asynchronous_loads_are_a_setting(tmp_path: Path) -> None:
+    scheduler, worker, _ = pair(tmp_path, extra={"load_asynchronously": True})
+    first = request(300)
+    scheduler.get_num_new_matched_tokens(first, 0)
+    run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
+    finish(scheduler, worker, first)
+    assert scheduler.get_num_new_matched_tokens(request(300, "again"), 0) == (256, True)
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
+def test_what_is_counted_reaches_vllm_s_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_counters, "feed", process_counters.CounterFeed(interval_s=0))
+    scheduler, worker, _ = pair(tmp_path)
+    worker.get_kv_connector_stats()
+    first = request(300)
+    scheduler.get_num_new_matched_tokens(first, 0)
+    run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
+    stats = worker.get_kv_connector_stats()
+    assert stats is not None
+    again = UCMConnector.build_kv_connector_stats(json.loads(json.dumps(stats.to_dict())))
+    assert again.aggregate(UCMConnector.build_kv_connector_stats()).reduce()["ucm_units_saved_total"] == 4
+    again.reset()
+    assert again.is_empty()
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
+def test_statistics_of_other_processes_are_added_to_the_counters_of_this_one(tmp_path: Path) -> None:
+    types = {kind: kind for kind in (Gauge, Counter, Histogram)}
+    shown = UCMConnector.build_prom_metrics(engine(tmp_path), types, ["engine"], {0: ["0"]})
+    before = REGISTRY.get_sample_value("ucm_requests_total") or 0.0
+    shown.observe({"another": {json.dumps(["ucm_requests_total", {}]): 7.0}}, engine_idx=0)
+    assert REGISTRY.get_sample_value("ucm_requests_total") == before + 7
+
+
+def test_vllm_knows_the_class_by_name() -> None:
+    assert KVConnectorFactory.get_connector_class_by_name("UCMConnector") is UCMConnector
+
+
+def test_events_are_told_where_vllm_publishes_them(tmp_path: Path) -> None:
+    scheduler, worker, _ = pair(tmp_path, events=True)
+    first = request(300)
+    scheduler.get_num_new_matched_tokens(first, 0)
+    run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
+    finish(scheduler, worker, first)
+    worker._worker.wait_durable(WAIT_S)  # type: ignore[union-attr]
+    run_step(scheduler, worker, scheduler_output([], {}))
+    events = list(scheduler.take_events())
+    assert sorted(event.token_ids[0] for event in events) == sorted(first.all_token_ids[0:256:64])  # type: ignore[attr-defined]
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
+def test_a_handshake_of_another_connector_waits_for_the_first_report(tmp_path: Path) -> None:
+    """Beside it, vLLM's wrapper passes on one for all."""
+    scheduler, worker, _ = pair(tmp_path)
+    scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): KVConnectorHandshakeMetadata()})
+    first = request(300)
+    scheduler.get_num_new_matched_tokens(first, 0)
+    run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
+    finish(scheduler, worker, first)
+    assert scheduler.get_num_new_matched_tokens(request(300, "again"), 0) == (256, False)
+    for half in (scheduler, worker):
+        half.shutdown()
 
 
 # -- no hook raises

@@ -61,7 +61,7 @@ def stored(engine: Halves, asked: Any) -> list[bool]:
     return list(map(bool, cache.stores["full"].lookup(keys)))
 
 
-# -- finish (C-40, C-41)
+# -- finish: C-40, C-41
 
 
 def test_blocks_are_kept_while_a_save_reads_them_and_given_back_once(
@@ -130,7 +130,7 @@ def test_a_save_that_fails_gives_its_blocks_back(engine: Halves, store: SlowStor
     assert stored(engine, request(300)) == [False] * 4
 
 
-# -- abort and reuse of an id (C-42)
+# -- abort and reuse of an id: C-42
 
 
 def test_an_abort_between_plan_and_step_keeps_the_blocks(engine: Halves, store: SlowStore) -> None:
@@ -167,7 +167,7 @@ def test_a_save_lasts_until_every_worker_has_read() -> None:
     assert holds.take_promised() == (attempt,)
 
 
-# -- preemption (C-38)
+# -- preemption: C-38
 
 
 def preempt(engine: Halves, *ids: str) -> Any:
