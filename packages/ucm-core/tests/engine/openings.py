@@ -70,9 +70,8 @@ def engine(
 
 
 def check_balance(engine: ReferenceEngine) -> None:
-    """Nothing is held, referenced or under way."""
-    held = engine.scheduler.tables.held_count
-    assert held == 0 or not engine.scheduler.idle
+    """Nothing is held, referenced or under way in an engine that is closed."""
+    assert engine.scheduler.tables.held_count == 0 or not engine.scheduler.idle
     for cache in (engine.cache, *engine.workers):
         cache.check_integrity()
         for row in cache.statistics().rows.values():
@@ -99,3 +98,8 @@ class Crowd:
             engine.submit(f"r{n}", self.prompt(), output_tokens=self.luck.randrange(1, output_tokens))
             for n in range(count)
         ]
+
+
+def object_files(root: Path) -> list[Path]:
+    """Every object on the medium: ``<root>/<namespace>/<row>/<3 hex>/<32 hex>.<segment>``."""
+    return [path for path in root.glob("*/*/???/*") if ".u" in path.name]

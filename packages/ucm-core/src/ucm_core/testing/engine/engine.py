@@ -8,11 +8,12 @@ the others only what the scheduler tells it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Self
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from ucm_core.cache import Cache
 from ucm_core.errors import StoreError
 from ucm_core.flow.pipeline import LayerPipeline, StepReport
+from ucm_core.flow.trace import Trace
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.segments import Parallelism, Rank, Share, slices_of
@@ -65,6 +67,8 @@ class EngineShape:
     """Layers that read the bytes of another one."""
     depth: int | None = None
     """Layers that are loaded ahead; None = what the pipeline finds best."""
+    trace_dir: Path | None = None
+    """Where each rank's pipeline writes its trace, see `ucm_core.flow.trace`; None = nowhere."""
     pipeline: type[LayerPipeline] = LayerPipeline
     """What moves units beside the layers."""
     seed: int = 0
@@ -141,7 +145,7 @@ class ReferenceEngine:
     def step(self) -> None:
         """Plan, admit, compute, commit; what is admitted loads while this step computes, and joins the next.
 
-        WrongBytesError: a layer read what it must not.
+        WrongBytesError: a layer read what it must not; that request starts again.
         """
         self.collect()
         step = self.change(self.scheduler.plan())
@@ -152,9 +156,12 @@ class ReferenceEngine:
                 rank.begin_load(load)
         self.reports = self._run(step) if step.works or step.saves else []
         failed = self._failed(step)
-        self._check(failed)
-        self.scheduler.commit(failed)
+        wrong = [each for rank in self.ranks for each in rank.tally.take_wrong()]
+        silent = [each for each in wrong if each.request not in failed]
+        self.scheduler.commit(failed | {each.request: {} for each in silent})
         self._cancel()
+        if silent:
+            raise WrongBytesError(f"{len(silent)} reads were wrong and nobody said so, first {silent[0]}")
 
     def run(self, *, most_steps: int = 100_000) -> Counts:
         """Step until nothing is left to do."""
@@ -238,13 +245,18 @@ class ReferenceEngine:
         layers = range(known[-1] + 1) if partition is None else range(*stage_ranges(partition)[place.stage])
         hooked = [layer for layer in layers if layer in known]
         first = {name: held.segment.units[0] for name, held in slices.items()}
-        pipeline = shape.pipeline(self.units, layers=hooked, first_units=first, depth=shape.depth)
+        pipeline = shape.pipeline(
+            self.units, layers=hooked, first_units=first, depth=shape.depth, trace=Trace(shape.trace_dir)
+        )
         return EngineRank(stores, memories, pipeline, layers=hooked, follows=shape.follows)
 
     def _run(self, step: Step) -> list[StepReport]:
+        """Stage after stage; the ranks of a stage side by side."""
         if self._pool is None:
             return [rank.run(step) for rank in self.ranks]
-        return list(self._pool.map(lambda rank: rank.run(step), self.ranks))
+        size = len(self.ranks) // self.shape.parallel.stages
+        stages = [self.ranks[begin : begin + size] for begin in range(0, len(self.ranks), size)]
+        return [report for stage in stages for report in self._pool.map(lambda rank: rank.run(step), stage)]
 
     def _failed(self, step: Step) -> dict[Hashable, dict[str, set[int]]]:
         """What did not load on any rank; a request whose layers were not all hooked has lost everything."""
@@ -266,13 +278,6 @@ class ReferenceEngine:
         return (
             [(block + 1) * spec.block_tokens for block in found] if spec.kind is RowKind.SNAPSHOT else found
         )
-
-    def _check(self, failed: Collection[Hashable]) -> None:
-        """Whatever was wrong must have been said to be."""
-        wrong = [each for rank in self.ranks for each in rank.tally.take_wrong()]
-        silent = [each for each in wrong if each.request not in failed]
-        if silent:
-            raise WrongBytesError(f"{len(silent)} reads were wrong and nobody said so, first {silent[0]}")
 
     def _cancel(self) -> None:
         for key in self.scheduler.given_up:

@@ -11,6 +11,7 @@ behind computes; only when none is ready the loop waits. ::
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from ucm_core.testing.engine.work import Step, Tally, Work, Wrong
 
 __all__ = ["LayerLoop", "LayerTime", "Reads"]
 
+POLL_S, POLLS = 0.0005, 10_000
+"""How often it is asked whether any request is ready, and how many times before one of them is waited for."""
 RUBBISH = 0xA5
 """What changes the bytes that a layer computes from wrong ones, or in a call whose result is thrown away."""
 
@@ -56,6 +59,7 @@ class LayerLoop:
         self._reads = reads
         self._pipeline = pipeline
         self._tally = tally
+        self._nobody = threading.Event()  # is never set: waits for the time only
         self.time = LayerTime()
         """What computing takes."""
 
@@ -66,32 +70,37 @@ class LayerLoop:
         ended = 0
         while left := [run for run in runs if run.calls < len(calls)]:
             run = self._next(left, calls)
-            self._call(run, calls[run.calls])
+            self._call(run, calls[run.calls], step)
             run.calls += 1
             for call in calls[ended : (ended := min(run.calls for run in runs))]:
                 if call.hooked:
                     self._pipeline.after_layer(call.layer)
 
     def _next(self, left: list[_Run], calls: Sequence[_Call]) -> _Run:
-        """The ready request that is furthest behind; where none is ready, the one furthest behind."""
+        """The ready request that is furthest behind; when none is for long, the one furthest behind."""
         left.sort(key=lambda run: run.calls)
-        return next((run for run in left if self._ready(run, calls[run.calls])), left[0])
+        for _ in range(POLLS if len(left) > 1 else 0):
+            for run in left:
+                if self._ready(run, calls[run.calls]):
+                    return run
+            self._nobody.wait(POLL_S)
+        return left[0]
 
     def _ready(self, run: _Run, call: _Call) -> bool:
         return not run.loading or self._pipeline.ready(call.layer, run.work.request)
 
-    def _call(self, run: _Run, call: _Call) -> None:
+    def _call(self, run: _Run, call: _Call, step: Step) -> None:
         layer, work = call.layer, run.work
         if call.hooked:
             self._pipeline.before_layer(layer, requests={work.request})
         for source, memory in self._reads[layer]:
             if wrong := self._wrong(memory, source, run):
                 self._tally.wrong.append(Wrong(work.request, memory.row.name, layer, wrong))
-                run.spoiled = True
+                step.spoiled.add(work.request)
         self.time.pass_(layer, work.request)
         for source, memory in self._reads[layer]:
             if source == layer:
-                spoil = RUBBISH if call.rubbish or run.spoiled else 0
+                spoil = RUBBISH if call.rubbish or work.request in step.spoiled else 0
                 memory.write(layer, run.written(memory), spoil=spoil)
 
     def _wrong(self, memory: PagedMemory, layer: int, run: _Run) -> int:
@@ -121,8 +130,6 @@ class _Run:
         """Whether it waits for loads."""
         self.calls = 0
         """How many calls it is through with."""
-        self.spoiled = False
-        """Whether it read something wrong."""
         self._read: dict[str, Cells] = {}
         self._written: dict[str, Cells] = {}
 

@@ -105,7 +105,7 @@ class SlowLoad:
 class SlowStore:
     """A double of a store: all of ``store``, but loads by units take time on ``medium``.
 
-    ``unit_s`` says how long a unit takes, of the load of these keys.
+    ``unit_s`` says how long a unit takes, of the load of these keys; 0 = the medium is not asked.
     """
 
     def __init__(self, store: ObjectStore, medium: SerialMedium, unit_s: Callable[[Keys], float]) -> None:
@@ -113,8 +113,8 @@ class SlowStore:
 
     def begin_load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> UnitLoad:
         """As the store's, later."""
-        load = self._store.begin_load(keys, target, parents=parents)
-        return SlowLoad(load, self._medium, unit_s=self._unit_s(keys))
+        load, unit_s = self._store.begin_load(keys, target, parents=parents), self._unit_s(keys)
+        return SlowLoad(load, self._medium, unit_s=unit_s) if unit_s else load
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)

@@ -36,7 +36,7 @@ class Request:
     """What the scheduler knows of a request. Not frozen: it lives."""
 
     name: str
-    """Unique among the requests of one engine."""
+    """What people call it."""
     tokens: list[int]
     """Prompt and output so far: known, and none of them a rejected draft."""
     prompt_tokens: int
@@ -54,7 +54,7 @@ class Request:
     resumed: int = 0
     """Tokens that were loaded instead of computed."""
     use: int = 0
-    """How often it was admitted: names of transfers differ by it."""
+    """Which admission of any request this is: engines use names again, also of requests that still run."""
     verdict: Verdict | None = None
     """What is loaded for it."""
     tables: dict[str, list[int]] = field(default_factory=dict)
@@ -113,9 +113,9 @@ class Request:
             accepted += 1
         return accepted
 
-    def begin(self, verdict: Verdict, saved: dict[str, int]) -> None:
+    def begin(self, use: int, verdict: Verdict, saved: dict[str, int]) -> None:
         """Resume where ``verdict`` says; ``saved``: by row the block up to which the cache has all."""
-        self.use += 1
+        self.use = use
         self.stage = Stage.READY
         self.verdict = verdict
         self.computed = self.resumed = self.kept_state = verdict.hit.resume_tokens

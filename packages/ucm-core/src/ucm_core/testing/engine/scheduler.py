@@ -15,6 +15,7 @@ looks right there; the step after it saves that. And pages are free when no copy
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ class Scheduler:
         """Pages that are free once no copy of that admission needs them."""
         self._luck = luck or Random(0)
         self._keeper = Keeper(coordinator, tables)
+        self._uses = itertools.count(1)
         self._loading: set[Hashable] = set()
         self._planned: list[_Planned] = []
 
@@ -130,7 +132,7 @@ class Scheduler:
                 break
             self.running.append(self.waiting.popleft())
             rows = (*self.tables.table.chain_rows, *self.tables.table.follower_rows)
-            request.begin(verdict, {row.name: at // row.block_tokens for row in rows})
+            request.begin(next(self._uses), verdict, {row.name: at // row.block_tokens for row in rows})
             if at:
                 self.counts.resumed_tokens += at
                 self._loading.add(request.key)
@@ -182,12 +184,12 @@ class Scheduler:
         return request.draft(self.feed.drafts, luck=self._luck, right=self.feed.drafts_right)
 
     def _end(self, request: Request) -> int:
-        """Where this step's known tokens end; with states at a boundary, so that they can be resumed from."""
+        """Where this step's known tokens end; with states a boundary that the same prompt can use."""
         end = min(request.computed + self.feed.chunk_tokens, len(request.tokens))
         if not self.tables.table.snapshot_rows:
             return end
         step = joint_step(self.tables.table)
-        boundary = end // step * step
+        boundary = min(end, len(request.tokens) - 1) // step * step
         return boundary if boundary > request.computed else end
 
     # -- commit

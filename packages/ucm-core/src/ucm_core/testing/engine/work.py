@@ -61,6 +61,8 @@ class Step:
     """Layers whose hooks the engine forgets (a replayed graph)."""
     repeated: frozenset[int] = frozenset()
     """Layers that are called a second time; what the first call wrote is rubbish (rejected drafts)."""
+    spoiled: set[Hashable] = field(default_factory=set)
+    """Requests of which some rank read something wrong: what any rank computes on it is rubbish."""
 
 
 @dataclass(frozen=True, slots=True)
