@@ -127,6 +127,8 @@ class Scheduler:
         while self.waiting and len(self.running) < self.feed.batch:
             request = self.waiting[0]
             verdict = self.coordinator.verdict(request.chain, request_tokens=len(request.tokens))
+            if self.tables.table.follower_rows:  # they do not vote, and are asked before anything is loaded
+                verdict = self.coordinator.clamp(request.chain, verdict)
             at = verdict.hit.resume_tokens
             if not self.tables.resume(request, at):
                 break
