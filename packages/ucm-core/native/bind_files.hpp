@@ -2,12 +2,16 @@
 #pragma once
 
 #include <cstring>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 
 #include "arguments.hpp"
@@ -80,11 +84,21 @@ inline ucm::ObjectBatch parse_batch(const Keys &keys, const Addresses &payloads)
   return {keys.shape(0), keys.data(), payloads.data()};
 }
 
+inline ucm::ShardRange parse_range(const std::optional<std::pair<std::int64_t, std::int64_t>> &range,
+                                   std::uint32_t shards) {
+  const auto [begin, end] = range.value_or(std::pair<std::int64_t, std::int64_t>(0, shards));
+  require(0 <= begin && begin < end && end <= shards, "shards [" + number(begin) + ", " + number(end) +
+                                                          ") are no range of " + number(shards));
+  return {static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end)};
+}
+
 inline Result<std::int32_t, 2> read(const ucm::ObjectFiles &files, Keys keys, Addresses payloads, bool direct,
-                                    std::int64_t not_before_ns) {
+                                    std::int64_t not_before_ns,
+                                    const std::optional<std::pair<std::int64_t, std::int64_t>> &shards) {
   const ucm::ObjectBatch batch = parse_batch(keys, payloads);
-  return filled<std::int32_t>({batch.count, files.format().shards}, [&](std::int32_t *results) {
-    files.read(batch, direct, not_before_ns, results);
+  const ucm::ShardRange range = parse_range(shards, files.format().shards);
+  return filled<std::int32_t>({batch.count, range.count()}, [&](std::int32_t *results) {
+    files.read(batch, range, direct, not_before_ns, results);
   });
 }
 
@@ -131,7 +145,7 @@ inline void bind(nb::module_ &m) {
       .def("__init__", &construct, "directory"_a, "segment"_a, "row_digest"_a, "geometry"_a, nb::kw_only(),
            "uring"_a = false)
       .def("read", &read, "keys"_a.noconvert(), "payloads"_a.noconvert(), nb::kw_only(), "direct"_a,
-           "not_before_ns"_a = 0)
+           "not_before_ns"_a = 0, "shards"_a = nb::none())
       .def("write", &write, "keys"_a.noconvert(), "payloads"_a.noconvert(), "temporary_names"_a, nb::kw_only(),
            "direct"_a, "sync"_a = false)
       .def("stat", &stat, "names"_a.noconvert(), nb::kw_only(), "not_before_ns"_a = 0)

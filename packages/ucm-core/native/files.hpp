@@ -143,10 +143,10 @@ class ReadWork {
  public:
   static constexpr bool kWrite = false;
 
-  // `results` has a code for each shard of each object.
+  // `results` has a code for each shard of the range, of each object.
   ReadWork(int directory, const ObjectFormat &format, const std::string &segment, const ObjectBatch &batch,
-           SeenFolders &seen, std::int32_t *results)
-      : directory_(directory), format_(format), segment_(segment), batch_(batch), seen_(seen),
+           SeenFolders &seen, ShardRange range, std::int32_t *results)
+      : directory_(directory), format_(format), segment_(segment), batch_(batch), seen_(seen), range_(range),
         results_(results) {}
   bool direct = false;
   std::int64_t not_before_ns = 0;
@@ -171,8 +171,16 @@ class ReadWork {
     if (older(status, not_before_ns)) return give(n, kMiss);
     const auto size = static_cast<std::size_t>(status.st_size);
     if (size != format_.object_bytes()) return wrong_size(n, moving, size);
-    moving.transfer =
-        Transfer(moving.file.number(), moving.header.get(), payload, format_.payload_bytes());
+    const std::size_t bytes = range_.count() * format_.stride;
+    if (range_.begin == 0) {
+      moving.transfer = Transfer(moving.file.number(), moving.header.get(), payload, bytes);
+      return true;
+    }
+    Transfer header(moving.file.number(), moving.header.get(), nullptr, 0);
+    header.run(false);
+    if (header.failure() != 0) return give(n, header.failure() == -ENODATA ? kCorrupt : header.failure());
+    const std::size_t before = range_.begin * format_.stride;
+    moving.transfer = Transfer(moving.file.number(), static_cast<char *>(payload) + before, bytes, kPage + before);
     return true;
   }
 
@@ -180,13 +188,13 @@ class ReadWork {
     UCM_STEP("files.read.transferred");
     const std::int32_t failure = moving.transfer.failure();
     if (failure == -ENODATA) {
-      mark_short(format_, moving.transfer.moved(), of(n));
+      mark_short(format_, moving.transfer.moved(), range_, of(n));
     } else if (failure != 0) {
       give(n, failure);
     } else {
       const std::int32_t code = check_header(*moving.header, format_, batch_.key(n));
       if (code == kOk)
-        check_shards(*moving.header, format_, batch_.payload(n), of(n));
+        check_shards(*moving.header, format_, batch_.payload(n), range_, of(n));
       else
         give(n, code);
     }
@@ -197,9 +205,9 @@ class ReadWork {
   bool lacks_files(std::size_t n) const { return format_.shards > 0 && ucm::lacks_files(*of(n)); }
 
  private:
-  std::int32_t *of(std::size_t n) const { return results_ + n * format_.shards; }
+  std::int32_t *of(std::size_t n) const { return results_ + n * range_.count(); }
   bool give(std::size_t n, std::int32_t code) {
-    std::fill_n(of(n), format_.shards, code);
+    std::fill_n(of(n), range_.count(), code);
     return false;
   }
   // Damage, unless its header says that it was never meant to have our size.
@@ -212,7 +220,7 @@ class ReadWork {
         return give(n, kForeign);
     }
     if (size > format_.object_bytes()) return give(n, kCorrupt);
-    mark_short(format_, size, of(n));
+    mark_short(format_, size, range_, of(n));
     return false;
   }
 
@@ -221,6 +229,7 @@ class ReadWork {
   const std::string &segment_;
   const ObjectBatch &batch_;
   SeenFolders &seen_;
+  ShardRange range_;
   std::int32_t *results_;
 };
 
@@ -312,15 +321,16 @@ class ObjectFiles {
 
   const ObjectFormat &format() const { return format_; }
 
-  // A code for each shard of each object; a payload is defined only where all of its shards are kOk.
+  // A code for each shard of the range, of each object; its bytes are defined only where all of them are kOk.
   // A file that was used last before `not_before_ns` is a miss (0: none is).
-  void read(const ObjectBatch &batch, bool direct, std::int64_t not_before_ns, std::int32_t *results) const {
+  void read(const ObjectBatch &batch, ShardRange range, bool direct, std::int64_t not_before_ns,
+            std::int32_t *results) const {
     const Descriptor directory = open_directory_patiently(path_.c_str());
     if (!directory.valid()) {
-      std::fill_n(results, batch.count * format_.shards, open_failure(errno));
+      std::fill_n(results, batch.count * range.count(), open_failure(errno));
       return;
     }
-    ReadWork work(directory.number(), format_, segment_, batch, seen_, results);
+    ReadWork work(directory.number(), format_, segment_, batch, seen_, range, results);
     work.direct = direct;
     work.not_before_ns = not_before_ns;
     move_all(work, uring_);

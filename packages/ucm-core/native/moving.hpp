@@ -70,6 +70,9 @@ class Transfer {
   Transfer() = default;
   Transfer(int fd, HeaderPage *header, void *payload, std::size_t payload_bytes)
       : fd_(fd), parts_{{header, kPage}, {payload, payload_bytes}} {}
+  // Without the header: from `offset` on.
+  Transfer(int fd, void *bytes, std::size_t count, std::size_t offset)
+      : fd_(fd), parts_{{nullptr, 0}, {bytes, count}}, first_(1), offset_(static_cast<off_t>(offset)) {}
 
   int fd() const { return fd_; }
   const iovec *parts() const { return parts_ + first_; }

@@ -137,23 +137,31 @@ inline std::int32_t check_header(const HeaderPage &header, const ObjectFormat &f
   return std::memcmp(header.key, key, 32) == 0 ? kOk : kMiss;
 }
 
-// One code per shard. An object is delivered whole or not at all: where a shard is damaged, the others,
+// Shards [begin, end) of an object.
+struct ShardRange {
+  std::uint32_t begin, end;
+
+  std::uint32_t count() const { return end - begin; }
+};
+
+// One code per shard of the range. It is delivered whole or not at all: where a shard is damaged, the others,
 // which nobody gets, are a miss.
 inline void check_shards(const HeaderPage &header, const ObjectFormat &format, const void *payload,
-                         std::int32_t *results) {
+                         ShardRange range, std::int32_t *results) {
   bool whole = true;
-  for (std::uint32_t shard = 0; shard < format.shards; ++shard) {
+  for (std::uint32_t shard = range.begin; shard < range.end; ++shard) {
     const bool intact = header.shard_crc[shard] == crc32c(shard_at(format, payload, shard), format.stride);
-    results[shard] = intact ? kMiss : kCorrupt;
+    results[shard - range.begin] = intact ? kMiss : kCorrupt;
     whole &= intact;
   }
-  if (whole) std::memset(results, 0, format.shards * sizeof *results);
+  if (whole) std::memset(results, 0, range.count() * sizeof *results);
 }
 
 // One code per shard for a file that is too short: what it has of whole shards is a miss, the rest damage.
-inline void mark_short(const ObjectFormat &format, std::size_t file_bytes, std::int32_t *results) {
-  for (std::uint32_t shard = 0; shard < format.shards; ++shard)
-    results[shard] = file_bytes >= kPage + (shard + 1) * format.stride ? kMiss : kCorrupt;
+inline void mark_short(const ObjectFormat &format, std::size_t file_bytes, ShardRange range,
+                       std::int32_t *results) {
+  for (std::uint32_t shard = range.begin; shard < range.end; ++shard)
+    results[shard - range.begin] = file_bytes >= kPage + (shard + 1) * format.stride ? kMiss : kCorrupt;
 }
 
 }  // namespace ucm

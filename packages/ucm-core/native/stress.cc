@@ -396,7 +396,7 @@ private:
 
   void read(const ucm::ObjectBatch &batch, const ucm::Key *keys) {
     int32_t results[kBatch][kFileShards];
-    files_.read(batch, random_() % 2 == 0, 0, results[0]);
+    files_.read(batch, {0, kFileShards}, random_() % 2 == 0, 0, results[0]);
     for (uint32_t n = 0; n < kBatch; ++n) {
       require(results[n][0] == ucm::kOk || results[n][0] == ucm::kMiss, "an object is damaged");
       for (uint64_t i = 0; results[n][0] == ucm::kOk && i < kBytes / 8; ++i)

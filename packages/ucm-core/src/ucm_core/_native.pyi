@@ -69,8 +69,11 @@ class ObjectFiles:
         *,
         direct: bool,
         not_before_ns: int = 0,
+        shards: tuple[int, int] | None = None,
     ) -> NDArray[np.int32]:
         """Read and verify objects; [n, shards]: 0 OK, 1 MISS, 2 CORRUPT, 3 of another format, or -errno.
+
+        With `shards` only [begin, end) of each; all that is said is said of those.
 
         Where a shard is CORRUPT the intact ones of its object are MISS; all other codes are those of a whole
         object. A payload has undefined content unless all its codes are OK. What was used last before

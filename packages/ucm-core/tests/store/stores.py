@@ -13,7 +13,7 @@ from ucm_core.store.files import FileTier
 from ucm_core.store.gc import Collector
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.pool import IoPool
-from ucm_core.store.ring import Ring
+from ucm_core.store.ring import Ring, RingOptions
 from ucm_core.store.root import CacheRoot
 from ucm_core.store.tiers import StoreLimits, Tiers
 from ucm_core.testing.block_store import WAIT_S
@@ -95,8 +95,8 @@ def open_store(
         files = FileTier(row, geometry, row_seed=ROW_SEED, segment="hx.u0-1.c0-1", root=root)
     ring: Any = NoRing()
     if slots:
-        size, digest = geometry.payload_bytes, geometry.digest
-        ring = Ring.open(ring_name, slots=slots, payload_bytes=size, geometry_digest=digest)
+        size, digest, options = geometry.payload_bytes, geometry.digest, RingOptions(shards=geometry.shards)
+        ring = Ring.open(ring_name, slots=slots, payload_bytes=size, geometry_digest=digest, options=options)
     pool = IoPool(threads)
     if faults is not None:
         ring, files = faults.wrap(ring), faults.wrap(files)

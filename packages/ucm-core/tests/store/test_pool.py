@@ -20,11 +20,33 @@ def test_loads_overtake_writes() -> None:
     gate = threading.Event()
     order: list[str] = []
     pool.submit(Priority.LOAD, lambda: gate.wait(WAIT_S) and None)
-    for name, priority in (("background", 3), ("write", 2), ("prefetch", 1), ("load", 0), ("second load", 0)):
-        pool.submit(Priority(priority), lambda name=name: order.append(name))
+    for name in ("background", "write", "prefetch", "load", "second load"):
+        priority = Priority[name.removeprefix("second ").upper()]
+        pool.submit(priority, lambda name=name: order.append(name))
     gate.set()
     pool.close(WAIT_S)
     assert order == ["load", "second load", "prefetch", "write", "background"]
+
+
+def test_the_smallest_rank_goes_first_and_equal_ones_in_turn() -> None:
+    pool, gate, order = IoPool(1), threading.Event(), []
+    pool.submit(Priority.LOAD, lambda: gate.wait(WAIT_S) and None)
+    for number, rank in enumerate((3, -1, 3, 0)):
+        pool.submit(Priority.LOAD, lambda number=number: order.append(number), rank=rank)
+    gate.set()
+    pool.close(WAIT_S)
+    assert order == [1, 3, 0, 2]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_read_is_done_while_every_thread_waits_for_it(threads: int) -> None:
+    pool, waiting, read = IoPool(threads), threading.Semaphore(0), threading.Event()
+    for _ in range(threads):
+        pool.submit(Priority.LOAD, lambda: (waiting.release(), read.wait(WAIT_S), None)[2])
+    assert all(waiting.acquire(timeout=WAIT_S) for _ in range(threads))
+    pool.submit(Priority.READ, read.set)
+    assert read.wait(WAIT_S)
+    assert pool.close(WAIT_S)
 
 
 def test_threads_start_on_demand_and_no_more_than_allowed() -> None:
@@ -164,8 +186,9 @@ def test_giving_way_runs_the_queued_loads_here_and_nothing_else() -> None:
     pool, busy, gate, order = IoPool(1), threading.Event(), threading.Event(), []
     pool.submit(Priority.LOAD, lambda: (busy.set(), gate.wait(WAIT_S), None)[2])
     assert busy.wait(WAIT_S)
-    for name, priority in (("write", 2), ("load", 0), ("prefetch", 1), ("second load", 0)):
-        pool.submit(Priority(priority), lambda name=name: order.append((name, threading.get_ident())))
+    for name in ("write", "load", "prefetch", "second load"):
+        priority = Priority[name.removeprefix("second ").upper()]
+        pool.submit(priority, lambda name=name: order.append((name, threading.get_ident())))
     pool.give_way()
     taken, here = [name for name, _ in order], {thread for _, thread in order}
     assert [name for name in taken if "load" in name] == taken

@@ -18,7 +18,7 @@ from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.ledger import NO_RESIDENTS, PinBook, Pins, Residents
 from ucm_core.store.tiers import KeyBatch, count_failures
-from ucm_core.store.unit_shards import shard_range
+from ucm_core.store.unit_work import shard_range
 
 
 class ObjectStore(Protocol):

@@ -55,11 +55,22 @@ class NoRing:
         """As `claim`."""
         return _without_slots(len(keys), Outcome.NO_SPACE)
 
-    def wait(self, slots: Slots, versions: Versions, *, timeout_s: float) -> npt.NDArray[np.uint8]:  # noqa: ARG002
+    def wait(
+        self,
+        slots: Slots,
+        versions: Versions,  # noqa: ARG002
+        *,
+        timeout_s: float,  # noqa: ARG002
+        shard: int | None = None,  # noqa: ARG002
+    ) -> npt.NDArray[np.uint8]:
         """Nobody fills anything."""
         return np.zeros(len(slots), dtype=np.uint8)
 
     def publish(self, slots: Slots, versions: Versions | None = None) -> Mask:  # noqa: ARG002
+        """Nothing can be owned."""
+        return np.zeros(len(slots), dtype=np.bool_)
+
+    def publish_shards(self, slots: Slots, versions: Versions, *, begin: int, end: int) -> Mask:  # noqa: ARG002
         """Nothing can be owned."""
         return np.zeros(len(slots), dtype=np.bool_)
 
@@ -114,9 +125,16 @@ class NoFiles:
         """None is."""
         return np.zeros(len(keys), dtype=np.bool_)
 
-    def read(self, keys: Keys, payload_addresses: Int64s) -> Codes:  # noqa: ARG002
+    def read(
+        self,
+        keys: Keys,
+        payload_addresses: Int64s,  # noqa: ARG002
+        *,
+        shards: tuple[int, int] | None = None,
+    ) -> Codes:
         """All ``MISS``."""
-        return np.full((len(keys), self.geometry.shards), ResultCode.MISS, dtype=np.uint8)
+        begin, end = shards or (0, self.geometry.shards)
+        return np.full((len(keys), end - begin), ResultCode.MISS, dtype=np.uint8)
 
     def write(self, keys: Keys, payload_addresses: Int64s, *, sync: bool = False) -> Codes:  # noqa: ARG002
         """All ``NO_SPACE``."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from ucm_core.errors import StoreError
 from ucm_core.flow.copy import BlockSource, BlockTarget
-from ucm_core.flow.handles import ComputeEvent, UnitLoad, UnitSave
+from ucm_core.flow.handles import UnitLoad, UnitSave
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.spec.keys import NAME_BYTES, Keys
@@ -45,8 +45,9 @@ from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome, RingStatistics, Touch
 from ucm_core.store.saving import Save
 from ucm_core.store.tiers import KeyBatch, Room, Tiers, check_batch, check_keys, count_failures, log
-from ucm_core.store.unit_load import WholeLoad
-from ucm_core.store.unit_save import WholeSave
+from ucm_core.store.unit_load import ShardLoad
+from ucm_core.store.unit_save import SaveOrder, ShardSave
+from ucm_core.store.unit_work import UnitDesk
 from ucm_core.store.writing import Writer
 
 PREFIX_STEP_BLOCKS = 64
@@ -84,6 +85,7 @@ class BlockStore:
         self._tiers = tiers
         self._writer = Writer(self._tiers, room)
         self._work = WorkGate()
+        self._desk = UnitDesk(tiers, self._work)
         self._touches = RecentTouches(tiers.limits.touch_interval_s)
         self._pinned = PinBook()
         self._last_ring: RingStatistics | None = None
@@ -177,25 +179,13 @@ class BlockStore:
 
     def begin_load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> UnitLoad:
         """`load`, of which only submitted shards are brought; see `ucm_core.flow.handles.UnitLoad`."""
-        order = self._order(keys, target, parents)
-        return WholeLoad(self.geometry, order.ticket, lambda: self._start(order, Priority.LOAD, load_chunk))
+        return ShardLoad.begin(self._order(keys, target, parents), self._desk)
 
     def begin_save(self, keys: Keys, source: BlockSource, *, parents: Keys | None = None) -> UnitSave:
         """`save`, of which only submitted shards are gathered; see `ucm_core.flow.handles.UnitSave`."""
         batch = KeyBatch(keys, parents)
         ticket = Ticket(batch.count, self.geometry.shards, durable=True)
-        save = Save(self._tiers, self._writer, batch, ticket, source=source)
-
-        def run(events: list[ComputeEvent]) -> None:
-            if all(event.wait(self._tiers.limits.save_wait_s) for event in events):
-                save.run(on_io_thread=True)
-            else:
-                ticket.settle_rest(ResultCode.CANCELLED)
-
-        def start(events: list[ComputeEvent]) -> None:
-            self._submit(Priority.WRITE, ticket, np.arange(batch.count), lambda: run(events))
-
-        return WholeSave(self.geometry, ticket, start)
+        return ShardSave.begin(SaveOrder(batch, ticket, source), self._desk, self._writer)
 
     def reserve(self, key: Keys) -> Donation | None:
         """A ring slot for ``key`` (``uint8[32]``), to be filled in place; None when the object is present.
@@ -295,6 +285,7 @@ class BlockStore:
         if not self._work.close():
             return self._report
         deadline, before = time.monotonic() + timeout_s, self._writer.tally
+        self._desk.close()
         drained = self._work.wait_idle(timeout_s)
         drained &= self._writer.wait_idle(max(0.0, deadline - time.monotonic()))
         self._report = self._reported(before)

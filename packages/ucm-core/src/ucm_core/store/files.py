@@ -129,19 +129,22 @@ class FileTier:
         present = found.view(np.bool_)
         return present & ~self._foreign.among(keys) if self._foreign else present
 
-    def read(self, keys: Keys, payload_addresses: Int64s) -> Codes:
+    def read(self, keys: Keys, payload_addresses: Int64s, *, shards: tuple[int, int] | None = None) -> Codes:
         """Read and verify objects, ``uint8[n, shards]`` of `ResultCode`; only where all are OK is a payload.
 
-        OK, MISS, CORRUPT (the damaged shards; the others of that object are a MISS, because it is removed)
-        or UNAVAILABLE (an error that may pass; nothing removed).
+        With ``shards`` only ``[begin, end)`` of each: their codes, and their bytes in the payloads. OK, MISS,
+        CORRUPT (the damaged shards; the others of that object are a MISS, because it is removed) or
+        UNAVAILABLE (an error that may pass; nothing removed).
         """
+        begin, end = shards or (0, self.geometry.shards)
         if not self._root.available or not len(keys):
-            return np.full((len(keys), self.geometry.shards), ResultCode.MISS, dtype=np.uint8)
+            return np.full((len(keys), end - begin), ResultCode.MISS, dtype=np.uint8)
         results = self._objects.read(
             np.ascontiguousarray(keys),
             np.ascontiguousarray(payload_addresses, dtype=np.int64),
             direct=self._root.direct,
             not_before_ns=self._not_before_ns(),
+            shards=(begin, end),
         )
         if not np.count_nonzero(results):
             self._trust(keys)

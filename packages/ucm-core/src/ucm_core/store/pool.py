@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
+from heapq import heappop, heappush
 
 from ucm_core.flow.own import OwnCondition
 from ucm_core.ops import metrics
@@ -19,13 +20,23 @@ class Priority(IntEnum):
     """What goes first: somebody waits for a load, nobody waits for a pass of the collector."""
 
     LOAD = 0
-    PREFETCH = 1
-    WRITE = 2
-    BACKGROUND = 3
+    READ = 1
+    """Files of loads by units: work that waits for nobody."""
+    GATHER = 2
+    """Units out of an engine, which keeps its memory until then."""
+    WAIT = 3
+    """A short wait for what others do, to be queued again: never in the way of what can be done."""
+    PREFETCH = 4
+    WRITE = 5
+    BACKGROUND = 6
+
+
+Work = Callable[[], None]
+_Queue = list[tuple[int, int, Work]]  # a heap of (rank, number, work)
 
 
 class IoPool:
-    """Threads on queues by priority; they sleep while there is nothing to do and start on first use.
+    """Threads on queues by priority, and by rank in each; they sleep while there is nothing to do.
 
     At most ``write_threads`` of them write at a time, however many writes are queued, so that a load finds
     one that is free; None = all but one, where there are several. The queues need no bound of their own: a
@@ -35,12 +46,14 @@ class IoPool:
     def __init__(self, threads: int, *, write_threads: int | None = None) -> None:
         self._limit = threads
         self._changed = OwnCondition()
-        self._queues: dict[Priority, deque[Callable[[], None]]] = {priority: deque() for priority in Priority}
+        self._queues: dict[Priority, _Queue] = {priority: [] for priority in Priority}
+        self._numbers = itertools.count()
         self._most = dict.fromkeys(Priority, threads)
         self._most[Priority.WRITE] = min(threads, write_threads or max(1, threads - 1))
         self._busy = dict.fromkeys(Priority, 0)
         self._threads: list[threading.Thread] = []
         self._idle = 0
+        self._reader: IoPool | None = None
         self._closed = False
 
     @property
@@ -53,8 +66,8 @@ class IoPool:
         """The most threads that write at the same time."""
         return self._most[Priority.WRITE]
 
-    def submit(self, priority: Priority, work: Callable[[], None]) -> bool:
-        """Queue ``work``; what it raises is logged and counted.
+    def submit(self, priority: Priority, work: Work, *, rank: int = 0) -> bool:
+        """Queue ``work``, the smallest ``rank`` of a priority first; what it raises is logged and counted.
 
         False after `close`, in a forked child, and while the system gives no thread at all: it will not run.
         """
@@ -67,14 +80,16 @@ class IoPool:
                 self._start()
             if not self._threads:
                 return False
-            self._queues[priority].append(work)
+            heappush(self._queues[priority], (rank, next(self._numbers), work))
             self._changed.notify()
+            reader = self._find_reader() if priority is Priority.READ else None
+        if reader is not None:
+            reader.submit(Priority.LOAD, lambda: self._run_here(Priority.READ))
         return True
 
     def give_way(self) -> None:
         """Run the loads that are queued on this thread, between two parts of a long piece of work."""
-        while (work := self._take_load()) is not None:
-            self._finish(Priority.LOAD, work)
+        self._run_here(Priority.LOAD)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Refuse new work, finish what is queued, and wait at most ``timeout_s`` for the threads to end.
@@ -86,11 +101,28 @@ class IoPool:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            reader = self._reader
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        ended = not any(thread.is_alive() for thread in self._threads)
+        if reader is not None:
+            ended &= reader.close(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return ended
+
+    def _find_reader(self) -> IoPool | None:
+        """The thread that only reads, where others may keep all of ours."""
+        under_way = sum(self._busy.values()) + sum(map(len, self._queues.values()))
+        if under_way > len(self._threads):
+            self._reader = self._reader or IoPool(1)
+            return self._reader
+        return None
+
+    def _run_here(self, priority: Priority) -> None:
+        """Run what is queued of this priority on this thread."""
+        while (work := self._take_queued(priority)) is not None:
+            self._finish(priority, work)
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=f"ucm-io-{len(self._threads)}", daemon=True)
@@ -114,7 +146,7 @@ class IoPool:
         self._finish(*taken)
         return True
 
-    def _finish(self, priority: Priority, work: Callable[[], None]) -> None:
+    def _finish(self, priority: Priority, work: Work) -> None:
         try:
             work()
         except BaseException:  # noqa: BLE001 - the border of a thread, which must outlive any piece of work
@@ -125,23 +157,21 @@ class IoPool:
             if self._next() is not None:
                 self._changed.notify()  # a write may have waited for its turn
 
-    def _take_load(self) -> Callable[[], None] | None:
+    def _take_queued(self, priority: Priority) -> Work | None:
         with self._changed:
-            if not self._queues[Priority.LOAD]:
-                return None
-            self._busy[Priority.LOAD] += 1
-            return self._queues[Priority.LOAD].popleft()
+            return self._pop(priority) if self._queues[priority] else None
 
-    def _take(self) -> tuple[Priority, Callable[[], None]] | None:
+    def _take(self) -> tuple[Priority, Work] | None:
         with self._changed:
             self._idle += 1
             self._changed.wait_for(lambda: self._next() is not None or self._closed)
             self._idle -= 1
             priority = self._next()
-            if priority is None:
-                return None
-            self._busy[priority] += 1
-            return priority, self._queues[priority].popleft()
+            return None if priority is None else (priority, self._pop(priority))
+
+    def _pop(self, priority: Priority) -> Work:
+        self._busy[priority] += 1
+        return heappop(self._queues[priority])[2]
 
     def _next(self) -> Priority | None:
         """The first kind of work that is queued and may have one more thread."""

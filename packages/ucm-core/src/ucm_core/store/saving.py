@@ -61,11 +61,14 @@ class Save:
         self._batch, self._ticket, self._source = batch, ticket, source
         self._on_io_thread, self._deadline = False, 0.0
 
-    def run(self, *, on_io_thread: bool) -> None:
-        """Settle every key; present ones at once, without gathering. An I/O thread writes its own slots."""
+    def run(self, *, on_io_thread: bool, ids: Int64s | None = None) -> None:
+        """Settle every key, or ``ids``; present ones at once, without gathering.
+
+        An I/O thread writes its own slots.
+        """
         self._on_io_thread = on_io_thread
         self._deadline = time.monotonic() + self._tiers.limits.save_wait_s
-        todo = self._skip_files(np.arange(len(self._batch)))
+        todo = self._skip_files(np.arange(len(self._batch)) if ids is None else ids)
         while todo.size:
             if self._ticket.cancelled:
                 self._fail(todo, ResultCode.CANCELLED)
@@ -93,7 +96,7 @@ class Save:
         return left.ids if self._writer.wait_for_progress(seen, self._deadline) else None
 
     def _skip_files(self, ids: Int64s) -> Int64s:
-        on_file = self._tiers.files.stored(self._batch.keys)
+        on_file = self._tiers.files.stored(self._batch.keys[ids])
         if not on_file.any():
             return ids
         self._ticket.settle_present(self._batch.positions(ids[on_file]))

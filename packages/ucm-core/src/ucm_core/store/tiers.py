@@ -39,6 +39,8 @@ class StoreLimits:
     """Longest time that one save waits for room in the ring or for another writer of the same key."""
     load_wait_s: float = 10.0
     """Longest time that one load waits for another reader of the same key before it reads by itself."""
+    event_wait_s: float = 30.0
+    """Longest time that a unit waits for its compute event; then it is not saved."""
     sync: bool = False
     """Flush files to the device before they count as stored."""
     ttl_s: float | None = None

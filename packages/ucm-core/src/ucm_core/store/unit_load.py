@@ -1,40 +1,325 @@
-"""Loads whose shards come one unit at a time (`ucm_core.flow.handles.UnitLoad`)."""
+"""Loads whose shards come one unit at a time (`ucm_core.flow.handles.UnitLoad`).
+
+::
+
+    begin          claim slots; queue the reads of what we own, shard 0 of all objects first
+    a read         file -> slot, `Ring.publish_shards`, so that all processes share it
+    submit         what is here is copied, by urgency; what others read is awaited in short slices; what has
+                   no slot is read now, these shards only, into private memory
+
+An object fails as a whole: what of it was copied before stays ``OK``, everything else is named.
+"""
 
 from __future__ import annotations
 
-import threading
+import itertools
+import time
 from collections.abc import Callable
+from functools import partial
 
-from ucm_core.flow.ticket import ResultCode, Ticket
-from ucm_core.store.geometry import Geometry
-from ucm_core.store.unit_shards import shard_range
+import numpy as np
+import numpy.typing as npt
+
+from ucm_core.flow.copy import Int64s
+from ucm_core.flow.own import OwnCondition
+from ucm_core.flow.ticket import Codes, ResultCode, Ticket
+from ucm_core.ops import metrics
+from ucm_core.store.absent_tiers import NoRing
+from ucm_core.store.arrays import Mask
+from ucm_core.store.loading import LoadOrder
+from ucm_core.store.payloads import PrivateMemory
+from ucm_core.store.pool import Priority
+from ucm_core.store.ring import Outcome, Ring
+from ucm_core.store.tiers import CHUNK_BYTES, copy_each, count_failures
+from ucm_core.store.unit_slots import give_up
+from ucm_core.store.unit_states import Freed, Taken, UnitStates
+from ucm_core.store.unit_work import SLICE_S, UnitDesk, bytes_of, shard_range
+
+READ_BYTES = 256 << 10
+"""What one read of a file moves at least: neighbouring shards go together."""
+_NOT_ASKED = np.iinfo(np.int64).max
 
 
-class WholeLoad:
-    """Brings every object whole as soon as the first of its shards is submitted.
+class ShardLoad:
+    """One load by units of a `ucm_core.store.block.BlockStore`."""
 
-    ``start`` begins a load that settles ``ticket``.
-    """
+    def __init__(self, order: LoadOrder, desk: UnitDesk) -> None:
+        self._order, self._desk, self._tiers = order, desk, desk.tiers
+        self._geometry = desk.tiers.files.geometry
+        self._lock = OwnCondition()
+        self._states = UnitStates(len(order.batch), self._geometry.shards)
+        self._everything = np.arange(len(order.batch))
+        self._addresses: Int64s = np.zeros(len(order.batch), dtype=np.int64)
+        self._urgency = np.full(self._geometry.shards, _NOT_ASKED)
+        self._freeing = 0
 
-    def __init__(self, geometry: Geometry, ticket: Ticket, start: Callable[[], object]) -> None:
-        self._geometry, self._start = geometry, start
-        self._lock, self._begun = threading.Lock(), False
-        self.ticket = ticket
+    @classmethod
+    def begin(cls, order: LoadOrder, desk: UnitDesk) -> ShardLoad:
+        """Claim what is there, and begin to read what is not."""
+        load = cls(order, desk)
+        if not desk.enter(load):
+            order.ticket.settle_rest(ResultCode.CANCELLED)
+        else:
+            desk.run(load._claim, failed=load._give_up)
+        return load
+
+    @property
+    def ticket(self) -> Ticket:
         """Codes of each shard of each object."""
+        return self._order.ticket
 
-    def submit(self, shards: slice, *, urgency: int = 0) -> None:  # noqa: ARG002 - all are brought at once
-        """Bring these shards, and all others."""
-        shard_range(shards, self._geometry)
-        if self._is_first():
-            self._start()
+    def submit(self, shards: slice, *, urgency: int = 0) -> None:
+        """Bring these shards; see `ucm_core.flow.handles.UnitLoad.submit`."""
+        wanted = shard_range(shards, self._geometry)
+        with self._lock:
+            asked = self._urgency[slice(*wanted)]
+            new = bool((asked == _NOT_ASKED).any())
+            np.minimum(asked, urgency, out=asked)
+            awaited = self._states.awaited(wanted).size > 0
+        if not new or self._is_over():
+            return
+        self._bring(wanted, rank=urgency)
+        if awaited:
+            deadline = time.monotonic() + self._tiers.limits.load_wait_s
+            self._queue(Priority.WAIT, partial(self._await, wanted, deadline))
 
     def cancel(self) -> None:
-        """What has not begun is ``CANCELLED``."""
+        """What has not begun is ``CANCELLED``. The target is free when the ticket is done."""
         self.ticket.cancel()
-        if self._is_first():
-            self.ticket.settle_rest(ResultCode.CANCELLED)
+        self._give_up(ResultCode.CANCELLED)
 
-    def _is_first(self) -> bool:
+    def close(self) -> None:
+        """As `cancel`."""
+        self.cancel()
+
+    # -- begin
+
+    def _claim(self) -> None:
+        if self._is_over():
+            return
+        batch, ring = self._order.batch, self._tiers.ring
+        if self._tiers.files.keeps:
+            claims = ring.claim(batch.keys, batch.parents(self._everything), demand=True)
+        else:
+            claims = ring.pin(batch.keys)  # nothing could fill a slot
         with self._lock:
-            first, self._begun = not self._begun, True
-            return first
+            self._states.claim(claims)
+        held = claims.slots >= 0
+        self._addresses[held] = ring.addresses(claims.slots[held])
+        self._fail(np.flatnonzero(claims.outcome == Outcome.ABSENT), ResultCode.MISS)
+        self._queue_reads(np.flatnonzero(claims.outcome == Outcome.OWNER))
+        self._let_go()
+
+    def _queue_reads(self, ids: Int64s) -> None:
+        """Shards before objects: the first of all objects come before the second of any."""
+        stride, shards, threads = self._geometry.stride, self._geometry.shards, self._tiers.pool.threads
+        together = max(1, READ_BYTES // stride)
+        size = max(1, min(CHUNK_BYTES // (together * stride), -(-ids.size // threads)))
+        for begin in range(0, shards if ids.size else 0, together):
+            part = (begin, min(begin + together, shards))
+            for place in range(0, ids.size, size):
+                piece = partial(self._read, ids[place : place + size], part)
+                self._queue(Priority.READ, piece, rank=begin)
+
+    # -- pieces of work
+
+    def _read(self, ids: Int64s, shards: tuple[int, int]) -> None:
+        """Read what we own, and let everybody have it."""
+        if self._is_over():
+            return
+        with self._lock:
+            ids = self._states.enter(ids)
+            slots, versions = self._states.slots[ids], self._states.versions[ids]
+        if not ids.size:
+            return
+        good: Mask = np.zeros(ids.size, dtype=np.bool_)
+        try:
+            codes = self._tiers.files.read(self._order.batch.keys[ids], self._addresses[ids], shards=shards)
+            whole = np.flatnonzero(~codes.any(axis=1))
+            good[whole] = self._tiers.ring.publish_shards(
+                slots[whole], versions[whole], begin=shards[0], end=shards[1]
+            )
+            codes[whole[~good[whole]]] = ResultCode.UNAVAILABLE  # the slot is not ours any more
+        finally:
+            with self._lock:
+                self._states.arrive(ids[good], shards, filled=True)
+                self._states.leave(ids)
+            self._let_go()
+        self._fail(ids[~good], codes[~good], shards=shards)
+        self._bring_asked(shards)
+
+    def _copy_here(self, shards: tuple[int, int]) -> None:
+        """Copy what lies in slots."""
+        while not self._is_over() and (taken := self._take(shards, here=True)) is not None:
+            self._deliver(taken, self._addresses[taken.ids])
+
+    def _copy_past_ring(self, shards: tuple[int, int]) -> None:
+        """Read what has no slot into private memory, one piece per thread, and copy it from there."""
+        while not self._is_over() and (taken := self._take(shards, here=False)) is not None:
+            begin, end = bytes_of(taken.shards, self._geometry)
+            memory = PrivateMemory(taken.ids.size, end - begin)
+            addresses = memory.addresses - begin
+            codes = np.full((taken.ids.size, taken.end - taken.begin), ResultCode.UNAVAILABLE, dtype=np.uint8)
+            keys = self._order.batch.keys[taken.ids]
+            try:
+                codes = self._tiers.files.read(keys, addresses, shards=taken.shards)
+            finally:
+                bad: Mask = codes.max(axis=1) != ResultCode.OK
+                with self._lock:
+                    self._states.put_back(taken.part(bad))
+                self._fail(taken.ids[bad], codes[bad], shards=taken.shards)
+            self._deliver(taken.part(~bad), addresses[~bad])
+
+    def _await(self, shards: tuple[int, int], deadline: float) -> None:
+        """Wait a little for what others read; what they do not bring is read past the ring."""
+        if self._is_over():
+            return
+        with self._lock:
+            ids = self._states.enter(self._states.awaited(shards))
+        lost = np.zeros(ids.size, dtype=np.bool_)
+        try:
+            for shard in range(*shards) if ids.size else ():
+                lost |= self._look(ids, shard, timeout_s=SLICE_S if shard == shards[0] else 0.0)
+        finally:
+            with self._lock:
+                self._states.leave(ids)
+        with self._lock:
+            late = self._states.awaited(shards)
+            self._states.pass_ring(late if time.monotonic() >= deadline else np.intersect1d(late, ids[lost]))
+            again = self._states.awaited(shards).size > 0
+        self._let_go()
+        self._bring_asked(shards)
+        if again:
+            self._queue(Priority.WAIT, partial(self._await, shards, deadline))
+
+    def _look(self, ids: Int64s, shard: int, *, timeout_s: float) -> Mask:
+        """Note for which of ``ids`` others have published this shard; where they gave up, ``bool[n]``."""
+        slots, versions = self._states.slots[ids], self._states.versions[ids]
+        outcome = self._tiers.ring.wait(slots, versions, timeout_s=timeout_s, shard=shard)
+        with self._lock:
+            self._states.arrive(ids[outcome == Outcome.READY], (shard, shard + 1), filled=False)
+        gave_up: Mask = outcome == Outcome.FAILED
+        return gave_up
+
+    # -- private
+
+    def _is_over(self) -> bool:
+        """Whether nobody wants it any more; then it is given up."""
+        if self._order.cancelled:
+            self._give_up(ResultCode.CANCELLED)
+        return self._order.cancelled
+
+    def _queue(self, priority: Priority, work: Callable[[], None], *, rank: int = 0) -> None:
+        self._desk.queue(priority, work, failed=self._give_up, rank=rank)
+
+    def _bring_asked(self, shards: tuple[int, int]) -> None:
+        """Copy what has come of the shards that were asked for, neighbours of one urgency together."""
+        with self._lock:
+            asked = self._urgency[slice(*shards)].tolist()
+        begin = shards[0]
+        for urgency, group in itertools.groupby(asked):
+            end = begin + len(list(group))
+            if urgency != _NOT_ASKED:
+                self._bring((begin, end), rank=urgency)
+            begin = end
+
+    def _bring(self, shards: tuple[int, int], *, rank: int) -> None:
+        """Queue copies of what can be copied of these shards."""
+        with self._lock:
+            here, without_slot = self._states.ready(shards)
+        size = here * (shards[1] - shards[0]) * self._geometry.stride
+        for _ in range(min(self._tiers.pool.threads, -(-size // CHUNK_BYTES))):
+            self._queue(Priority.LOAD, partial(self._copy_here, shards), rank=rank)
+        if without_slot:
+            self._queue(Priority.LOAD, partial(self._copy_past_ring, shards), rank=rank)
+
+    def _take(self, shards: tuple[int, int], *, here: bool) -> Taken | None:
+        limit = max(1, CHUNK_BYTES // ((shards[1] - shards[0]) * self._geometry.stride))
+        with self._lock:
+            return self._states.take(shards, limit, here=here)
+
+    def _deliver(self, taken: Taken, addresses: Int64s) -> None:
+        """Copy verified shards to their positions, then settle them."""
+        if not taken.ids.size:
+            return
+        positions, which = self._order.batch.expand(taken.ids)
+        codes = np.full(positions.size, ResultCode.UNAVAILABLE, dtype=np.uint8)
+        try:
+            codes = self._scatter(positions, addresses[which], shards=taken.shards)
+        finally:
+            failed = np.zeros(taken.ids.size, dtype=np.bool_)
+            failed[which[codes != ResultCode.OK]] = True
+            with self._lock:
+                whole, first = self._states.end(taken, failed)
+            self._count(taken.ids[whole])
+            self._let_go()
+            self.ticket.settle(positions, codes, shards=slice(*taken.shards))
+            count_failures("load", codes[first[which]])
+
+    def _scatter(self, positions: Int64s, addresses: Int64s, *, shards: tuple[int, int]) -> Codes:
+        codes = np.zeros(positions.size, dtype=np.uint8)
+        target, revoked = self._order.target, self._order.revoked
+        if target is not None and not revoked():
+            scatter = partial(target.scatter, span=bytes_of(shards, self._geometry))
+            codes = copy_each(scatter, positions, address=addresses, who="a target")
+        if revoked():
+            codes[:] = ResultCode.CANCELLED
+        return codes
+
+    def _count(self, ids: Int64s) -> None:
+        """Count objects that came whole."""
+        if ids.size:
+            file = np.isin(self._states.role[ids], (Outcome.OWNER, Outcome.NO_SPACE))
+            for tier, count in (("file", int(file.sum())), ("ring", int((~file).sum()))):
+                metrics.OBJECTS_LOADED.labels(row=self._tiers.row, tier=tier).inc(count)
+
+    def _give_up(self, code: ResultCode) -> None:
+        """Everything that no thread copies ends with this code."""
+        self._fail(self._everything, code)
+        self._let_go()
+
+    def _fail(self, ids: Int64s, codes: npt.ArrayLike, *, shards: tuple[int, int] | None = None) -> None:
+        """Settle what is left of objects: a code for all, or the codes of ``shards`` of each.
+
+        What is left of an object of which a shard is damaged is a miss, as the object was removed.
+        """
+        with self._lock:
+            waiting = self._states.give_up(ids)
+        if not waiting.any():
+            return
+        given = np.asarray(codes, dtype=np.uint8)
+        each = np.full(waiting.shape, given if given.ndim == 0 else ResultCode.MISS, dtype=np.uint8)
+        if shards is not None:
+            worst = given.max(axis=1)
+            each[:] = np.where(worst == ResultCode.CORRUPT, ResultCode.MISS, worst)[:, None]
+            each[:, slice(*shards)] = given
+        counted = each.max(axis=1)
+        each[~waiting] = ResultCode.PENDING  # settled by whoever copies it
+        positions, which = self._order.batch.expand(ids)
+        self.ticket.settle(positions, each[which])
+        if given.ndim or given != ResultCode.CANCELLED:
+            count_failures("load", counted[waiting.any(axis=1)])
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Give back the slots of what is over, and leave when all is."""
+        with self._lock:
+            freed = self._states.free()
+            self._freeing += 1
+        try:
+            give_back(self._tiers.ring, freed)
+        finally:
+            with self._lock:
+                self._freeing -= 1
+                over = self._states.over and not self._freeing
+            if over:
+                self._desk.leave(self)
+
+
+def give_back(ring: Ring | NoRing, freed: Freed) -> None:
+    """Release slots, and give up those of ours that are not full."""
+    slots, unfilled = freed.slots, freed.unfilled
+    if slots.size:
+        ring.release(slots[~unfilled])
+    if unfilled.any():
+        give_up(ring, slots[unfilled], freed.versions[unfilled])

@@ -11,7 +11,7 @@ from ucm_core.flow.copy import BlockSource, BlockTarget, Span
 from ucm_core.flow.handles import ComputeEvent
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.store.geometry import Geometry
-from ucm_core.store.unit_shards import shard_range
+from ucm_core.store.unit_work import shard_range
 
 Bytes = npt.NDArray[np.uint8]
 EVENT_WAIT_S = 0.05
