@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from ucm_core import _native
 from ucm_core.errors import StoreError
 from ucm_core.flow.ticket import ResultCode
 from ucm_core.store.files import FileTier
-from ucm_core.store.geometry import Geometry
+from ucm_core.store.geometry import PAGE_BYTES, Geometry
 
 OK, MISS = ResultCode.OK, ResultCode.MISS
 
@@ -213,3 +215,44 @@ def test_a_cache_that_is_wiped_while_it_is_open_starts_anew(shelf):
     assert shelf.read(keys) == [MISS, MISS]
     assert shelf.write(keys) == [OK, OK]
     assert shelf.read(keys) == [OK, OK]
+
+
+# -- some shards of an object
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2), st.integers(1, 3), st.integers(0, 3))
+def test_a_range_of_shards_is_what_the_whole_object_has_there(begin: int, count: int, damaged: int) -> None:
+    shards = (begin, min(begin + count, GEOMETRY.shards))
+    with tempfile.TemporaryDirectory() as directory:
+        shelf = open_shelf(Path(directory))
+        keys = make_keys(3)
+        shelf.write(keys)
+        if damaged < GEOMETRY.shards:
+            with shelf.file(keys[1]).open("r+b") as file:
+                file.seek(PAGE_BYTES + damaged * GEOMETRY.stride)
+                file.write(bytes(8))
+        shelf.file(keys[2]).unlink()
+        into = Payloads(3, seed=None)
+        codes = shelf.tier.read(keys, into.addresses, shards=shards)
+        inside = slice(*shards)
+        expected = np.full((3, GEOMETRY.shards), ResultCode.OK)
+        expected[2] = ResultCode.MISS
+        if shards[0] <= damaged < shards[1]:
+            expected[1] = ResultCode.MISS
+            expected[1, damaged] = ResultCode.CORRUPT
+        assert codes.tolist() == expected[:, inside].tolist()
+        right = Payloads(3, seed=0).bytes
+        good = ~codes.any(axis=1)
+        assert np.array_equal(into.bytes[good, inside], right[good, inside])
+        assert not into.bytes[:, : shards[0]].any()
+        assert not into.bytes[:, shards[1] :].any()
+        shelf.root.close()
+
+
+@pytest.mark.parametrize("shards", [(0, 0), (2, 1), (-1, 2), (0, 4)])
+def test_what_is_no_range_of_shards_is_refused(tmp_path: Path, shards: tuple[int, int]) -> None:
+    shelf = open_shelf(tmp_path)
+    with pytest.raises(ValueError, match="no range of 3"):
+        shelf.tier.read(make_keys(1), Payloads(1).addresses, shards=shards)
+    shelf.root.close()

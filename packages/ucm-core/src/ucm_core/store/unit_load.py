@@ -38,6 +38,7 @@ from ucm_core.store.unit_work import SLICE_S, UnitDesk, bytes_of, shard_range
 READ_BYTES = 256 << 10
 """What one read of a file moves at least: neighbouring shards go together."""
 _NOT_ASKED = np.iinfo(np.int64).max
+_NONE = np.zeros(0, dtype=np.bool_)
 
 
 class ShardLoad:
@@ -152,6 +153,8 @@ class ShardLoad:
         """Copy what lies in slots."""
         while not self._is_over() and (taken := self._take(shards, here=True)) is not None:
             self._deliver(taken, self._addresses[taken.ids])
+            if taken.shards == shards and taken.ids.size == len(self._everything):
+                break  # most often: there is no more
 
     def _copy_past_ring(self, shards: tuple[int, int]) -> None:
         """Read what has no slot into private memory, one piece per thread, and copy it from there."""
@@ -247,14 +250,17 @@ class ShardLoad:
         try:
             codes = self._scatter(positions, addresses[which], shards=taken.shards)
         finally:
-            failed = np.zeros(taken.ids.size, dtype=np.bool_)
-            failed[which[codes != ResultCode.OK]] = True
+            bad = codes != ResultCode.OK
             with self._lock:
-                whole, first = self._states.end(taken, failed)
-            self._count(taken.ids[whole])
-            self._let_go()
-            self.ticket.settle(positions, codes, shards=slice(*taken.shards))
-            count_failures("load", codes[first[which]])
+                first = self._states.note_failed(taken.ids[which[bad]]) if np.count_nonzero(bad) else _NONE
+                over = self._states.end(taken)
+            try:
+                if over.size:
+                    self._count(over)
+                    self._let_go()  # before the ticket says so: whoever wakes finds room
+            finally:
+                self.ticket.settle(positions, codes, shards=slice(*taken.shards))
+                count_failures("load", codes[bad][first])
 
     def _scatter(self, positions: Int64s, addresses: Int64s, *, shards: tuple[int, int]) -> Codes:
         codes = np.zeros(positions.size, dtype=np.uint8)
@@ -267,11 +273,11 @@ class ShardLoad:
         return codes
 
     def _count(self, ids: Int64s) -> None:
-        """Count objects that came whole."""
-        if ids.size:
-            file = np.isin(self._states.role[ids], (Outcome.OWNER, Outcome.NO_SPACE))
-            for tier, count in (("file", int(file.sum())), ("ring", int((~file).sum()))):
-                metrics.OBJECTS_LOADED.labels(row=self._tiers.row, tier=tier).inc(count)
+        """Count those that came whole."""
+        roles = self._states.role[ids[~self._states.failed[ids]]]
+        file = int(np.count_nonzero((roles == Outcome.OWNER) | (roles == Outcome.NO_SPACE)))
+        for tier, count in (("file", file), ("ring", roles.size - file)):
+            metrics.OBJECTS_LOADED.labels(row=self._tiers.row, tier=tier).inc(count)
 
     def _give_up(self, code: ResultCode) -> None:
         """Everything that no thread copies ends with this code."""
@@ -284,7 +290,7 @@ class ShardLoad:
         What is left of an object of which a shard is damaged is a miss, as the object was removed.
         """
         with self._lock:
-            waiting = self._states.give_up(ids)
+            waiting = self._states.give_up(ids) if ids.size else _NONE
         if not waiting.any():
             return
         given = np.asarray(codes, dtype=np.uint8)

@@ -22,6 +22,7 @@ from ucm_core.store.ring import Claims, Outcome
 
 AWAY, HERE, MOVING, OVER = (np.uint8(number) for number in range(4))
 _NO_SLOT = np.int32(-1)
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +106,29 @@ class UnitStates:
         window = self.shard[:, begin:end] == (HERE if here else AWAY)
         if not here:
             window &= self.without_slot[:, None]
-        columns = window.any(axis=0)
-        if not columns.any():
-            return None
-        first = int(columns.argmax())
+        first = 0 if end - begin == 1 else int(window.any(axis=0).argmax())
         ids = np.flatnonzero(window[:, first])[:limit]
-        lacking = ~window[ids, first:].all(axis=0)
-        last = first + int(lacking.argmax()) if lacking.any() else end - begin
+        if not ids.size:
+            return None
+        last = end - begin
+        if last - first > 1 and (lacking := ~window[ids, first:].all(axis=0)).any():
+            last = first + int(lacking.argmax())
         self.shard[ids, begin + first : begin + last] = MOVING
         return Taken(ids, begin + first, begin + last)
 
-    def end(self, taken: Taken, failed: Mask) -> tuple[Mask, Mask]:
-        """They were copied, or ``failed``: which objects are whole now, which failed for the first time."""
+    def end(self, taken: Taken) -> Int64s:
+        """They were copied, or could not be: the ids that are over now."""
         ids = taken.ids
-        self.shard[ids, slice(*taken.shards)] = OVER
-        first = failed & ~self.failed[ids]
-        self.failed[ids] |= failed
+        self.shard[ids, taken.begin : taken.end] = OVER
         self._left[ids] -= taken.end - taken.begin
-        return (self._left[ids] == 0) & ~self.failed[ids], first
+        over = self._left[ids] == 0
+        return ids[over] if np.count_nonzero(over) else _NONE
+
+    def note_failed(self, ids: Int64s) -> Mask:
+        """Shards of these could not be copied: for which of them it is the first failure."""
+        first = ~self.failed[ids]
+        self.failed[ids] = True
+        return first
 
     def put_back(self, taken: Taken) -> None:
         """They were not copied: as before `take` without a slot."""
