@@ -12,7 +12,7 @@ from ucm_core.flow.copy import Span
 from ucm_core.flow.ticket import ResultCode
 from ucm_core.ops import metrics
 from ucm_core.store.geometry import Geometry
-from ucm_core.store.ledger import WorkGate
+from ucm_core.store.ledger import Work, WorkGate
 from ucm_core.store.pool import Priority
 from ucm_core.store.tiers import Tiers, log
 
@@ -35,27 +35,27 @@ class UnitDesk:
         """Where their bytes come from and go to."""
         self._gate = gate
         self._lock = threading.Lock()
-        self._open: set[Handle] = set()
+        self._open: dict[Handle, Work] = {}
         self._closed = False
 
     def enter(self, handle: Handle) -> bool:
         """Count a handle in, before it takes anything; False: the store is closed."""
-        if not self._gate.begin():
+        work = Work(handle)
+        if not self._gate.begin(work):
             return False
         with self._lock:
             if not self._closed:
-                self._open.add(handle)
+                self._open[handle] = work
                 return True
-        self._gate.end()
+        self._gate.end(work)
         return False
 
     def leave(self, handle: Handle) -> None:
         """It holds nothing any more, and nothing of it is under way."""
         with self._lock:
-            left = handle in self._open
-            self._open.discard(handle)
-        if left:
-            self._gate.end()
+            work = self._open.pop(handle, None)
+        if work is not None:
+            self._gate.end(work)
 
     def close(self) -> None:
         """Tell every handle that the store closes."""
