@@ -23,7 +23,7 @@ from ucm_core.store.block import BlockStore
 from ucm_core.store.files import FileTier
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.pool import IoPool
-from ucm_core.store.ring import Ring
+from ucm_core.store.ring import Ring, RingOptions
 from ucm_core.store.root import CacheRoot
 from ucm_core.store.tiers import StoreLimits, Tiers
 
@@ -70,7 +70,11 @@ class Rig:
         row = self.root.path / ("0" * 32) / f"{geometry.shards}-{geometry.shard_bytes}"
         self.files = FileTier(row, geometry, row_seed=b"", segment="hx", root=self.root)
         self.ring = Ring.open(
-            ring_name, slots=slots, payload_bytes=geometry.payload_bytes, geometry_digest=geometry.digest
+            ring_name,
+            slots=slots,
+            payload_bytes=geometry.payload_bytes,
+            geometry_digest=geometry.digest,
+            options=RingOptions(shards=geometry.shards),
         )
         self.pool = IoPool(CacheConfig().thread_count())
         self.store = BlockStore(Tiers(self.ring, self.files, self.pool, "row", StoreLimits()))
