@@ -185,7 +185,7 @@ class BlockStore:
         """`save`, of which only submitted shards are gathered; see `ucm_core.flow.handles.UnitSave`."""
         batch = KeyBatch(keys, parents)
         ticket = Ticket(batch.count, self.geometry.shards, durable=True)
-        return ShardSave.begin(SaveOrder(batch, ticket, source), self._desk, self._writer)
+        return ShardSave.begin(SaveOrder(batch, ticket, source), self._desk, writer=self._writer)
 
     def reserve(self, key: Keys) -> Donation | None:
         """A ring slot for ``key`` (``uint8[32]``), to be filled in place; None when the object is present.

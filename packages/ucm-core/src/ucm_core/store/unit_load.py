@@ -61,7 +61,7 @@ class ShardLoad:
         if not desk.enter(load):
             order.ticket.settle_rest(ResultCode.CANCELLED)
         else:
-            desk.run(load._claim, failed=load._give_up)
+            desk.run(load._claim, otherwise=load._give_up)
         return load
 
     @property
@@ -213,7 +213,7 @@ class ShardLoad:
         return self._order.cancelled
 
     def _queue(self, priority: Priority, work: Callable[[], None], *, rank: int = 0) -> None:
-        self._desk.queue(priority, work, failed=self._give_up, rank=rank)
+        self._desk.queue(priority, work, otherwise=self._give_up, rank=rank)
 
     def _bring_asked(self, shards: tuple[int, int]) -> None:
         """Copy what has come of the shards that were asked for, neighbours of one urgency together."""
@@ -328,4 +328,4 @@ def give_back(ring: Ring | NoRing, freed: Freed) -> None:
     if slots.size:
         ring.release(slots[~unfilled])
     if unfilled.any():
-        give_up(ring, slots[unfilled], freed.versions[unfilled])
+        give_up(ring, slots[unfilled], versions=freed.versions[unfilled])

@@ -60,7 +60,7 @@ class _Submission:
 class ShardSave:
     """One save by units of a `ucm_core.store.block.BlockStore`."""
 
-    def __init__(self, order: SaveOrder, desk: UnitDesk, writer: Writer) -> None:
+    def __init__(self, order: SaveOrder, desk: UnitDesk, *, writer: Writer) -> None:
         self._order, self._desk, self._tiers, self._writer = order, desk, desk.tiers, writer
         self._geometry = desk.tiers.files.geometry
         self._lock = OwnCondition()
@@ -72,11 +72,11 @@ class ShardSave:
         self._working = self._sealed = self._over = False
 
     @classmethod
-    def begin(cls, order: SaveOrder, desk: UnitDesk, writer: Writer) -> ShardSave:
+    def begin(cls, order: SaveOrder, desk: UnitDesk, *, writer: Writer) -> ShardSave:
         """Claim slots without waiting; what is present is settled."""
-        save = cls(order, desk, writer)
+        save = cls(order, desk, writer=writer)
         if desk.enter(save):
-            desk.run(save._claim, failed=save._give_up)
+            desk.run(save._claim, otherwise=save._give_up)
         else:
             save._over = True
             order.ticket.settle_rest(ResultCode.CANCELLED)
@@ -136,7 +136,7 @@ class ShardSave:
         claims = ring.claim(batch.keys[ids], batch.parents(ids))
         outcome = claims.outcome
         owned, full = outcome == Outcome.OWNER, outcome == Outcome.READY
-        self._mine.take(ids[owned], claims.slots[owned], claims.version[owned])
+        self._mine.take(ids[owned], claims.slots[owned], versions=claims.version[owned])
         others = claims.slots[outcome == Outcome.LOADING]
         if others.size:
             ring.release(others)  # they are looked for again when all is gathered
@@ -259,7 +259,7 @@ class ShardSave:
         self._desk.leave(self)
 
     def _queue(self, priority: Priority, work: Callable[[], None]) -> None:
-        self._desk.queue(priority, work, failed=self._give_up)
+        self._desk.queue(priority, work, otherwise=self._give_up)
 
     def _give_up(self, code: ResultCode) -> None:
         """Everything that has no code gets this one; nobody works on it any more."""

@@ -20,7 +20,7 @@ class OwnedSlots:
         self._slots: Slots = np.zeros(0, dtype=np.int32)
         self._versions: Versions = np.zeros(0, dtype=np.uint32)
 
-    def take(self, ids: Int64s, slots: Slots, versions: Versions) -> None:
+    def take(self, ids: Int64s, slots: Slots, *, versions: Versions) -> None:
         """Take over what a claim gave."""
         self.ids, self._slots, self._versions = ids, slots, versions
 
@@ -42,14 +42,14 @@ class OwnedSlots:
         ids, slots, versions = self.ids[which], self._slots[which], self._versions[which]
         self._keep(~which)
         if ids.size:
-            give_up(self._ring, slots, versions)
+            give_up(self._ring, slots, versions=versions)
         return ids
 
     def _keep(self, which: Mask) -> None:
-        self.take(self.ids[which], self._slots[which], self._versions[which])
+        self.take(self.ids[which], self._slots[which], versions=self._versions[which])
 
 
-def give_up(ring: Ring | NoRing, slots: Slots, versions: Versions) -> None:
+def give_up(ring: Ring | NoRing, slots: Slots, *, versions: Versions) -> None:
     """Give slots up with their references, unfilled where they are still ours to fill."""
     aborted = ring.abort(slots, versions)
     if not aborted.all():

@@ -70,22 +70,22 @@ class UnitDesk:
         priority: Priority,
         work: Callable[[], None],
         *,
-        failed: Callable[[ResultCode], None],
+        otherwise: Callable[[ResultCode], None],
         rank: int = 0,
     ) -> None:
-        """Have ``work`` done; ``failed`` is told when it will not be, and when it raised."""
-        if not self.tiers.pool.submit(priority, partial(self.run, work, failed=failed), rank=rank):
-            failed(ResultCode.CANCELLED)
+        """Have ``work`` done; ``otherwise`` is told when it will not be, and when it raised."""
+        if not self.tiers.pool.submit(priority, partial(self.run, work, otherwise=otherwise), rank=rank):
+            otherwise(ResultCode.CANCELLED)
 
-    def run(self, work: Callable[[], None], *, failed: Callable[[ResultCode], None]) -> None:
-        """Do ``work`` here; ``failed`` is told when it raised."""
+    def run(self, work: Callable[[], None], *, otherwise: Callable[[ResultCode], None]) -> None:
+        """Do ``work`` here; ``otherwise`` is told when it raised."""
         try:
             work()
         except BaseException as error:
             # The border of the store: storage never raises into the engine's loop.
             metrics.ERRORS.labels(where="block_store").inc()
             log.exception("row %s: unexpected failure", self.tiers.row)
-            failed(ResultCode.UNAVAILABLE)
+            otherwise(ResultCode.UNAVAILABLE)
             if not isinstance(error, Exception):  # somebody wants to end the program
                 raise
 
