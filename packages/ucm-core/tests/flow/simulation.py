@@ -64,16 +64,26 @@ class MediumDouble:
     def __init__(self, world: World, lanes: int = 1) -> None:
         self._world = world
         self._idle = lanes
-        self._queue: list[tuple[int, int, float, Callable[[], object]]] = []
+        self._queue: list[tuple[int, int, float, Callable[[], bool], Callable[[], object]]] = []
         self._order = itertools.count()
 
-    def bring(self, urgency: int, time: float, done: Callable[[], object]) -> None:
-        heapq.heappush(self._queue, (urgency, next(self._order), time, done))
+    def bring(
+        self,
+        urgency: int,
+        time: float,
+        *,
+        begin: Callable[[], bool] = lambda: True,
+        done: Callable[[], object],
+    ) -> None:
+        """``begin()`` says whether it is still wanted when its turn comes."""
+        heapq.heappush(self._queue, (urgency, next(self._order), time, begin, done))
         self._begin()
 
     def _begin(self) -> None:
         while self._idle and self._queue:
-            _, _, time, done = heapq.heappop(self._queue)
+            _, _, time, begin, done = heapq.heappop(self._queue)
+            if not begin():
+                continue
             self._idle -= 1
             self._world.at(self._world.now + time, lambda done=done: self._end(done))  # type: ignore[misc]
 
@@ -96,7 +106,7 @@ class EventDouble:
 
 
 class LoadDouble:
-    """A `UnitLoad` whose shard ``k`` takes ``times[k]`` on a medium; None never comes.
+    """A `UnitLoad` whose shard ``k`` takes ``times[k]`` on a medium; None waits for its turn for ever.
 
     ``bad[k]`` are objects that fail there. ``asked`` records (time, shard) of what was submitted first.
     """
@@ -113,7 +123,7 @@ class LoadDouble:
         self._medium, self._world, self._times = medium, world, times
         self._bad = bad or {}
         self._ticket = TicketDouble(world, objects, len(times))
-        self._cancelled = False
+        self._open = set(range(len(times)))
         self.asked: list[tuple[float, int]] = []
         self.landed: dict[int, float] = {}
 
@@ -128,21 +138,36 @@ class LoadDouble:
             self.asked.append((self._world.now, shard))
             time = self._times[shard]
             if time is not None:
-                self._medium.bring(urgency, time, lambda shard=shard: self._land(shard))  # type: ignore[misc]
+                self._medium.bring(
+                    urgency,
+                    time,
+                    begin=lambda shard=shard: self._begin(shard),  # type: ignore[misc]
+                    done=lambda shard=shard: self._land(shard),  # type: ignore[misc]
+                )
 
     def cancel(self) -> None:
-        self._cancelled = True
-        self._ticket.settle_rest(ResultCode.CANCELLED)
+        """What has begun lands nevertheless."""
+        for shard in self._open:
+            self._settle(shard, ResultCode.CANCELLED)
+        self._open = set()
+
+    def _begin(self, shard: int) -> bool:
+        wanted = shard in self._open
+        self._open.discard(shard)
+        return wanted
 
     def _land(self, shard: int) -> None:
         self.landed[shard] = self._world.now
         one = slice(shard, shard + 1)
         self._ticket.settle(self._bad.get(shard, []), ResultCode.MISS, shards=one)
-        self._ticket.settle(range(len(self._ticket.results)), ResultCode.OK, shards=one)
+        self._settle(shard, ResultCode.OK)
+
+    def _settle(self, shard: int, code: ResultCode) -> None:
+        self._ticket.settle(range(len(self._ticket.results)), code, shards=slice(shard, shard + 1))
 
 
 class SaveDouble:
-    """A `UnitSave` of one object whose gathers take ``time``; ``memory[k]`` is the engine's shard ``k``."""
+    """A `UnitSave` of one object whose gathers end ``time`` after they read; ``memory[k]`` is shard ``k``."""
 
     def __init__(self, medium: MediumDouble, world: World, *, memory: list[int], time: float = 0.0) -> None:
         self._medium, self._world, self._time = medium, world, time
@@ -165,10 +190,10 @@ class SaveDouble:
         for shard in range(len(self._memory))[shards]:
             self.submitted.append(shard)
             self._waiting += 1
-            self._world.at(
-                begin,
-                lambda shard=shard: self._medium.bring(0, self._time, lambda: self._gather(shard)),  # type: ignore[misc]
-            )
+            if begin > self._world.now:
+                self._world.at(begin, lambda shard=shard: self._gather(shard))  # type: ignore[misc]
+            else:
+                self._gather(shard)
 
     def seal(self) -> None:
         self._sealed = True
@@ -178,8 +203,12 @@ class SaveDouble:
         self._ticket.settle_rest(ResultCode.CANCELLED)
 
     def _gather(self, shard: int) -> None:
-        self._waiting -= 1
+        """Read as early as a store may."""
         self.gathered[shard] = self._memory[shard]
+        self._medium.bring(0, self._time, done=self._end_gather)
+
+    def _end_gather(self) -> None:
+        self._waiting -= 1
         self._publish()
 
     def _publish(self) -> None:

@@ -106,10 +106,10 @@ class LayerPipeline:
 
     @property
     def unfinished(self) -> frozenset[Hashable]:
-        """Requests whose memory a load may still write to, or a save may still read; of begun steps."""
+        """Requests whose memory a load may still write to, or a save may still read."""
         self._forget_done()
         open_ = self._step.loads + self._step.saves if self._step else ()
-        return frozenset(each.request for each in (*self._tail, *open_))
+        return frozenset(each.request for each in (*self._tail, *open_, *self._prefetched))
 
     # -- before the layers
 

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from ucm_core.flow.handles import ComputeEvent, UnitLoad, UnitSave
 from ucm_core.flow.layers import LayerShards, Shard, Shards, runs
-from ucm_core.flow.ticket import ResultCode
 from ucm_core.ops import metrics
 from ucm_core.ops.quiet import quiet_logger
 
@@ -163,7 +162,9 @@ class RunningLoad:
 
     def _note(self, row: str, shards: slice) -> None:
         """What has no good code by now has failed, whatever comes later."""
-        self._failed[row] |= (self.rows[row].ticket.results[:, shards] != ResultCode.OK).any(axis=1)
+        codes = self.rows[row].ticket.results[:, shards]
+        if np.count_nonzero(codes):  # of `ResultCode.OK`, most often, there is nothing to note
+            self._failed[row] |= codes.any(axis=1)
 
     def _count_objects(self, row: str) -> None:
         self._failed[row] = np.zeros(len(self.rows[row].ticket.results), dtype=np.bool_)
