@@ -121,6 +121,20 @@ def test_a_medium_of_long_latency_needs_a_deeper_look_ahead(depth: int) -> None:
     assert report.exposed_s == pytest.approx(100 + (groups - 1) * (100 - depth * COMPUTE))
 
 
+def test_the_depth_follows_what_loads_and_layers_take() -> None:
+    # A load takes 50, a layer 10, so five layers ahead; until that is known, two.
+    stage = Stage(30, lanes=100)
+    reports = []
+    for _ in range(2):
+        load = stage.load(**{f"unit{k}": 50 for k in range(30)})
+        stage.pipeline.prefetch(load)
+        stage.world.let_pass(50)
+        reports.append(run_step(stage.world, stage.pipeline, layers=stage.layers, loads=[load]))
+    assert [report.depth for report in reports] == [5, 5]  # as measured by the end of each
+    assert reports[0].exposed_s > 0
+    assert reports[1].exposed_s == 0
+
+
 class TestTrace:
     """The example of above, traced: the first load hides behind the queue."""
 

@@ -265,3 +265,32 @@ def test_each_shard_may_have_its_own_code_and_damage_is_what_the_object_is() -> 
     ticket.settle([1, 0], codes)
     assert ticket.results.tolist() == codes[::-1]
     assert ticket.object_results.tolist() == [ResultCode.OK, ResultCode.CORRUPT]
+
+
+class TestShardCallbacks:
+    def test_it_is_called_once_every_object_has_its_code_of_the_shard(self) -> None:
+        ticket, called = Ticket(2, 3, durable=False), []
+        ticket.add_shard_callback(1, called.append)
+        ticket.settle([0], ResultCode.OK)
+        ticket.settle([1], ResultCode.MISS, shards=slice(0, 1))
+        assert called == []
+        ticket.settle([1], ResultCode.MISS, shards=slice(1, 2))
+        assert called == [ticket]
+        ticket.settle_rest(ResultCode.CANCELLED)
+        assert called == [ticket]
+
+    def test_what_is_known_already_is_told_at_once(self) -> None:
+        ticket, called = Ticket(1, 2, durable=False), []
+        ticket.settle([0], ResultCode.OK, shards=slice(1, 2))
+        ticket.add_shard_callback(1, called.append)
+        assert called == [ticket]
+
+    def test_all_of_a_settlement_are_called_though_one_raises(self) -> None:
+        def refuse(_: Ticket) -> None:
+            raise OSError("no")
+
+        ticket, called = Ticket(1, 2, durable=False), []
+        for shard, callback in ((0, refuse), (0, called.append), (1, called.append)):
+            ticket.add_shard_callback(shard, callback)
+        ticket.settle_rest(ResultCode.OK)
+        assert called == [ticket, ticket]

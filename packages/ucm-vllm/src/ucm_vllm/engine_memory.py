@@ -34,6 +34,12 @@ class EngineMemory:
         states = {name for row in rows for group in self._spec.rows[row.name] for name, _ in group.layers}
         return tuple(sorted({number for name, number in self._numbers.items() if name not in states}))
 
+    @property
+    def device(self) -> Any:
+        """The ``torch.device`` of what vLLM registered."""
+        first = next(iter(self._tensors.values()))
+        return (first[0] if isinstance(first, list | tuple) else first).device
+
     def register(
         self, kv_caches: Mapping[str, Any], *, num_blocks: int, backend_of: Callable[[str], Backend]
     ) -> None:

@@ -22,9 +22,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ucm_core.cache import Cache
+from ucm_core.flow.handles import ComputeEvent
 from ucm_core.flow.pipeline import LayerPipeline
 from ucm_core.flow.trace import Trace
 from ucm_vllm import border
+from ucm_vllm.device_events import event_recorder
 from ucm_vllm.engine_cache import EngineCache, Generation
 from ucm_vllm.engine_memory import EngineMemory
 from ucm_vllm.layout_from_engine import Backend
@@ -53,6 +55,7 @@ class WorkerHalf:
         self._loads = WorkerLoads(self._memory, self._news, layerwise=layerwise)
         self._saves = WorkerSaves(spec.table, self._memory, self._news, layerwise=layerwise, worker=worker)
         self._pipeline: LayerPipeline | None = None
+        self._record: Callable[[], ComputeEvent | None] = lambda: None
         self._step = NO_STEP
         self._step_cache: Cache | None = None
         self._piped: LayerPipeline | None = None  # while the step has loads or saves that come layer by layer
@@ -75,6 +78,7 @@ class WorkerHalf:
         self._memory.register(kv_caches, num_blocks=num_blocks, backend_of=backend_of)
         trace = Trace(self._cache.config.trace_dir)
         self._pipeline = LayerPipeline(self._memory.units, layers=self._memory.layers, trace=trace)
+        self._record = event_recorder(self._memory.device)
 
     def handshake(self) -> Handshake:
         """What the scheduler half compares with its own."""
@@ -106,7 +110,7 @@ class WorkerHalf:
         """Save what the layer has finished."""
         self._begin(plan)
         if self._piped is not None and (layer := self._memory.layer(name)) is not None:
-            self._piped.after_layer(layer)
+            self._piped.after_layer(layer, computed=self._record())
 
     def end_step(self, plan: StepPlan) -> None:
         """Save the rest of what the step completed; nothing that may have been computed on garbage."""
@@ -115,7 +119,7 @@ class WorkerHalf:
         trusted = plan.failures_seen >= self._loads.failures and self._loads.are_fine()
         if not trusted:
             self._saves.give_up_step()
-        failed = {} if piped is None else piped.end_step(share_blocks=True).failed
+        failed = {} if piped is None else piped.end_step(computed=self._record(), share_blocks=True).failed
         self._loads.judge(plan.namespace, failed)
         trusted &= plan.failures_seen >= self._loads.failures
         self._saves.end_step(self._step_cache, trusted=trusted)
