@@ -40,6 +40,11 @@ FAILURES = "coordinator/test_coordinator.py::TestFailures"
 LATE = "coordinator/test_coordinator.py::TestAnswersOnTheirWay"
 LEASES, COMPLETIONS = "coordinator/test_leases.py", "coordinator/test_completions.py"
 RETENTION = "coordinator/test_retention.py"
+PIPELINE = "flow/test_pipeline.py::"
+LOADS, SAVES, SHARED = PIPELINE + "TestLoads", PIPELINE + "TestSaves", PIPELINE + "TestSharedTensors"
+HOOKLESS, QUEUES = PIPELINE + "TestHooksThatDoNotCome", PIPELINE + "TestQueues"
+DUE = "flow/test_lookahead.py::test_due_is_what_an_oracle_says"
+DEPTH = "flow/test_lookahead.py::test_as_many_layers_as_a_load_takes"
 KEYS, ALL_KEYS, IDENTITY = "test_keys_cases.py", "test_keys.py", "test_identity.py"
 
 # Wrong edits of more than a word.
@@ -268,6 +273,72 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
     ],
     "spec/identity.py": [
         ("unknown equals unknown", "self.known and other.known and self.digest", "self.digest", (IDENTITY,)),
+    ],
+    "flow/layers.py": [
+        (
+            "wait for what a tensor's first layer awaits only",
+            "dict.fromkeys((*own, *_shards(units.await_before(layer), first, layer)))",
+            "_shards(units.await_before(layer), first, layer)",
+            (SHARED,),
+        ),
+    ],
+    "flow/lookahead.py": [
+        ("drop what a full queue has no room for", "and room > 0", "", (QUEUES, DUE)),
+        ("an even depth for all", "max(LEAST_DEPTH, math.ceil(load_s / compute_s))", "LEAST_DEPTH", (DEPTH,)),
+    ],
+    "flow/step.py": [
+        (
+            "believe a load that nobody waited for",
+            "            self._broken = True\n        if not self.done",
+            "            pass\n        if not self.done",
+            (HOOKLESS,),
+        ),
+        (
+            "believe what landed too late",
+            "        self._note(row, slice(number, number + 1))\n",
+            "",
+            (LOADS,),
+        ),
+        (
+            "wait for a slow request in each layer",
+            "0.0 if self._given_up else left_s()",
+            "left_s()",
+            (LOADS,),
+        ),
+        ("keep the first bytes of a shared tensor", "(*layer.finishes, *again)", "layer.finishes", (SHARED,)),
+        (
+            "forget what no hook saved",
+            "late = self._submit(runs(self._missing), ready)",
+            "late = 0",
+            (SAVES,),
+        ),
+        ("copy before the layer's event", "run.slice, ready=ready)", "run.slice, ready=None)", (SAVES,)),
+    ],
+    "flow/pipeline.py": [
+        (
+            "never wait earlier for a skipped layer",
+            "while end in self._hookless:",
+            "while False:",
+            (HOOKLESS,),
+        ),
+        (
+            "keep what was computed on a failed load",
+            "            if save.request in given_up:\n",
+            "            if False:\n",
+            (SAVES,),
+        ),
+        (
+            "always ready",
+            "return all(load.landed(self._plan[position]) for load in mine)",
+            "return True",
+            ("flow/test_pipeline_times.py::test_one_slow_request_does_not_delay_what_another_is_ready_for",),
+        ),
+        (
+            "wait before the next is submitted",
+            "min(last, load.urgent + step.depth)",
+            "min(last, load.urgent)",
+            (LOADS,),
+        ),
     ],
 }
 MUTANTS = tuple(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from simulation import EventDouble, LoadDouble, MediumDouble, SaveDouble, World, run_step
 
+from ucm_core.errors import ClosedError
 from ucm_core.flow.pipeline import LayerPipeline, StepLoad, StepSave
-from ucm_core.flow.ticket import ResultCode
+from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.flow.trace import Trace
 from ucm_core.ops import metrics
 from ucm_core.spec.table import Part, RowKind, SpecRow, SpecTable
 from ucm_core.spec.units import UnitMap
@@ -99,6 +103,12 @@ class TestLoads:
         assert report.exposed_s == 10 + 50
         assert report.busy == frozenset()
 
+    def test_a_slow_request_costs_one_wait_in_a_step_and_one_at_its_end(self) -> None:
+        bench = Bench(wait=50, depth=3)
+        report = bench.run([of("slow", bench.load(10, 900, 900, 900))])
+        assert report.exposed_s == 10 + 50 + 50
+        assert report.busy == {"slow"}
+
     def test_bytes_that_land_after_their_layer_computed_are_not_believed(self) -> None:
         bench = Bench(wait=50)
         load = bench.load(10, 75, 10, 10)
@@ -185,6 +195,16 @@ class TestSaves:
         assert bench.pipeline.drain(100)
         assert save.published == bench.memory
 
+    def test_what_was_saved_when_is_counted(self) -> None:
+        counters = [metrics.UNITS_SAVED.labels(when=when) for when in ("layer", "step end")]
+        before = [counter._value.get() for counter in counters]
+        bench = Bench()
+        bench.pipeline.begin_step([], [to("a", bench.save()), to("b", bench.save())])
+        for layer in (0, 1, 1, 3):
+            bench.pipeline.after_layer(layer)
+        bench.pipeline.end_step()
+        assert [counter._value.get() - was for counter, was in zip(counters, before, strict=True)] == [6, 2]
+
     def test_the_last_bytes_of_a_layer_win(self) -> None:
         bench = Bench()
         save = bench.save()
@@ -262,6 +282,43 @@ class TestSaves:
         bench.run([], [to("bad", bad), to("good", good)])
         assert bench.pipeline.drain(100)
         assert (bad.published, good.published) == (None, bench.memory)
+
+
+class GoneDouble:
+    """A handle of a process that forked this one: whatever is asked of its ticket raises."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    @property
+    def ticket(self) -> Ticket:
+        raise ClosedError("another process's")
+
+    def submit(self, shards: slice, **_: object) -> None:
+        self.asked.append("submit")
+
+    def cancel(self) -> None:
+        self.asked.append("cancel")
+
+    seal = abandon = cancel
+
+
+class TestHandlesOfAnotherProcess:
+    def test_no_hook_raises_and_nothing_of_them_is_believed(self, tmp_path: Path) -> None:
+        (tmp_path / "on").touch()
+        bench = Bench(trace=Trace(tmp_path))
+        load, save = GoneDouble(), GoneDouble()
+        report = bench.run([StepLoad("r", {"full": load})], [StepSave("r", {"full": save})])
+        assert list(report.failed) == ["r"]
+        assert report.given_up == {"r"}
+        assert bench.pipeline.close()
+        assert "submit" in load.asked
+
+    def test_they_can_be_prefetched_and_cancelled(self) -> None:
+        bench = Bench()
+        bench.pipeline.prefetch(StepLoad("r", {"full": GoneDouble()}))
+        bench.pipeline.cancel("r")
+        assert bench.pipeline.unfinished == frozenset()
 
 
 class TestSharedTensors:

@@ -108,7 +108,7 @@ class RunningLoad:
         shards = [shard for run in layer.brings if run.row in self.rows for shard in run]
         count_down = countdown(len(shards), call)
         for row, number in shards:
-            tried(self.rows[row].ticket.add_shard_callback, number, count_down)
+            tried(_call_when_known, self.rows[row], number, count_down)
 
     def landed(self, layer: LayerShards) -> bool:
         """Whether `wait` would return at once."""
@@ -193,7 +193,7 @@ class RunningSave:
         """Call once, on any thread, when all of it is published or given up."""
         count_down = countdown(len(self.rows), call)
         for handle in self.rows.values():
-            tried(handle.ticket.add_done_callback, count_down)
+            tried(_call_when_known, handle, None, count_down)
 
     def finish(self, ready: ComputeEvent | None) -> int:
         """Save what no layer's hook saved; no more comes. The number of these units."""
@@ -246,6 +246,15 @@ def countdown(count: int, call: Callable[[], None]) -> Callable[[object], None]:
 def wait_for(handle: UnitLoad | UnitSave, timeout_s: float) -> bool:
     """Wait until all of a handle's codes are known."""
     return handle.ticket.wait(timeout_s)
+
+
+def _call_when_known(
+    handle: UnitLoad | UnitSave, shard: int | None, callback: Callable[[object], None]
+) -> None:
+    if shard is None:
+        handle.ticket.add_done_callback(callback)
+    else:
+        handle.ticket.add_shard_callback(shard, callback)
 
 
 def is_done(handle: UnitLoad | UnitSave, shard: int | None = None) -> bool:
