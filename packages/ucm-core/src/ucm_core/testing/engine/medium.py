@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ucm_core.flow.copy import BlockTarget
 from ucm_core.flow.handles import UnitLoad
-from ucm_core.flow.ticket import Ticket
+from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.spec.keys import Keys
 from ucm_core.store.absent import ObjectStore
 
@@ -72,34 +72,36 @@ class SerialMedium:
 
 
 class SlowLoad:
-    """A double of a load whose every shard takes ``unit_s`` on ``medium`` before ``load`` is asked for it."""
+    """A double of a load whose every shard takes ``unit_s`` on ``medium``, and then what ``load`` takes."""
 
     def __init__(self, load: UnitLoad, medium: SerialMedium, *, unit_s: float) -> None:
         self._load, self._medium, self._unit_s = load, medium, unit_s
+        objects, shards = load.ticket.results.shape
+        self._shards = range(shards)
         self._ordered: set[int] = set()
         self._cancelled = False
-
-    @property
-    def ticket(self) -> Ticket:
-        """That of the load."""
-        return self._load.ticket
+        self.ticket = Ticket(objects, shards, durable=False)
+        """A shard has its code when the medium has brought it."""
 
     def submit(self, shards: slice, *, urgency: int = 0) -> None:
         """Order each shard that was not ordered before."""
-        for shard in range(*shards.indices(self.ticket.results.shape[1])):
+        for shard in self._shards[shards]:
             if shard not in self._ordered and not self._cancelled:
                 self._ordered.add(shard)
-                then = partial(self._bring, slice(shard, shard + 1))
-                self._medium.order(self._unit_s, then, urgency=urgency)
+                self._medium.order(self._unit_s, partial(self._bring, shard), urgency=urgency)
 
     def cancel(self) -> None:
         """Nothing more comes."""
         self._cancelled = True
         self._load.cancel()
+        self._load.ticket.add_done_callback(lambda _: self.ticket.settle_rest(ResultCode.CANCELLED))
 
-    def _bring(self, shard: slice) -> None:
+    def _bring(self, shard: int) -> None:
         if not self._cancelled:
-            self._load.submit(shard)
+            self._load.submit(slice(shard, shard + 1))
+            self._load.ticket.wait(shard=shard)
+            codes = self._load.ticket.results[:, shard]
+            self.ticket.settle(range(len(codes)), codes, shards=slice(shard, shard + 1))
 
 
 class SlowStore:
@@ -116,5 +118,5 @@ class SlowStore:
         load, unit_s = self._store.begin_load(keys, target, parents=parents), self._unit_s(keys)
         return SlowLoad(load, self._medium, unit_s=unit_s) if unit_s else load
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
