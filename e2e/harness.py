@@ -47,6 +47,8 @@ class Prompt:
     tokens: tuple[int, ...]
     salt: str | None = None
     adapter: Adapter | None = None
+    alphabet: tuple[int, ...] | None = None
+    """The tokens of which the answer may consist; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,42 @@ class Answer:
     def computed_tokens(self) -> int:
         """Prompt tokens that the engine computed."""
         return self.prompt_tokens - self.cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A request of a drive."""
+
+    prompt: Prompt
+    arrive: int = 0
+    """The engine's step before which it comes."""
+    abort: int | None = None
+    """Steps after that before which it is aborted; None: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of an order."""
+
+    tokens: tuple[int, ...]
+    """Of the answer; as far as it came where the request was aborted."""
+    cached_tokens: int
+    """Prompt tokens not computed, from the engine's own prefix cache or from the connector."""
+    aborted: bool
+    preemptions: int
+    blocks: tuple[tuple[int, ...], ...]
+    """After each step that decoded: (tokens known, blocks held in each of the engine's groups)."""
+    digests: Blocks
+    """Of blocks full of prompt tokens, after the prefill, where the drive was told to look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Driven:
+    """What became of all orders of a drive."""
+
+    outcomes: tuple[Outcome, ...]
+    external_tokens: int
+    """Prompt tokens that the connector served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +202,17 @@ class Engine:
     def observe(self, prompt: Prompt, *, max_tokens: int = 8) -> tuple[Answer, Blocks]:
         """Serve `prompt`, and look at every engine block full of its tokens once its prefill is done."""
         reply = self._ask("observe", prompt=asdict(prompt), max_tokens=max_tokens)
-        blocks = {(layer, index): digest for layer, index, digest in reply["blocks"]}
-        return _answer(reply["answer"]), blocks
+        return _answer(reply["answer"]), _blocks(reply["blocks"])
+
+    def drive(self, orders: Sequence[Order], *, max_tokens: int = 8, look: bool = False) -> Driven:
+        """Step the engine until all `orders` are done; with `look` their blocks are digested."""
+        sent = [asdict(order) for order in orders]
+        reply = self._ask("drive", orders=sent, max_tokens=max_tokens, look=look)
+        return Driven(tuple(map(_outcome, reply["outcomes"])), reply["external_tokens"])
+
+    def books(self) -> dict[str, int]:
+        """What is held while nothing is served, by what it is; all zero when the books balance."""
+        return {name: int(count) for name, count in self._ask("books").items()}
 
     def counter(self, name: str, **labels: str) -> float:
         """The sum of the `name` samples whose labels include `labels`."""
@@ -261,6 +308,15 @@ class Engine:
 
 def _answer(one: dict[str, Any]) -> Answer:
     return Answer(**{**one, "tokens": tuple(one["tokens"]), "logprobs": tuple(one["logprobs"])})
+
+
+def _blocks(found: list[tuple[str, int, str]]) -> Blocks:
+    return {(layer, index): digest for layer, index, digest in found}
+
+
+def _outcome(one: dict[str, Any]) -> Outcome:
+    seen = {"tokens": tuple(one["tokens"]), "blocks": tuple(map(tuple, one["blocks"]))}
+    return Outcome(**{**one, **seen, "digests": _blocks(one["digests"])})
 
 
 def _answers(reply: dict[str, Any]) -> list[Answer]:

@@ -13,6 +13,7 @@ from e2e.harness import Prompt
 GRAIN_TOKENS = 64
 MAX_TOKENS = 16
 RING_BYTES = 64 << 20
+MLA = {"dtype": "float32", "num_gpu_blocks_override": 256, "max_num_batched_tokens": 8192}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,9 @@ MODELS = {
     for model in (
         Model("dense", 128),
         Model("window", 128, partly_loaded=("model.layers.0.", "model.layers.2.")),
-        # vLLM's prefix cache and chunked prefill are off for MLA on a CPU without AMX; its blocks are small.
-        Model("mla", 16, arguments={"dtype": "float32", "num_gpu_blocks_override": 256}),
+        # vLLM's prefix cache and chunked prefill are off for MLA on a CPU without AMX: a step takes whole
+        # prompts. Its blocks are small.
+        Model("mla", 16, arguments=MLA),
         # vLLM's Mamba2 on CPU fails when one chunk of a prefill is larger than the state's block.
         Model("mamba", 128, has_state=True, arguments={"dtype": "float32", "max_num_batched_tokens": 128}),
         # The attention block is raised until its page covers one state.

@@ -12,6 +12,8 @@ the process, as a script would end.
 | together | prompts, max_tokens | the same, served in one batch |
 | forget | connector: bool | the engine's own prefix cache is emptied; connector: the weights changed |
 | observe | prompt, max_tokens | its answer, and digests of its blocks in the engine after the prefill |
+| drive | orders, max_tokens, look | what became of requests that come, and are aborted, at given steps |
+| books | | what is still held although nothing is served; zero all over when the books balance |
 | counters | | the `ucm_` samples of this process |
 """
 
@@ -19,10 +21,14 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 Json = dict[str, Any]
+
+SETTLE_LIMIT_S = 20.0
+"""How long what is being written may hold pins after the last request."""
 
 
 class Runner:
@@ -59,30 +65,47 @@ class Runner:
         engine = self._llm.llm_engine
         core = engine.engine_core.engine_core
         external = self._external_hits()
-        engine.add_request("observed", _prompt(command["prompt"]), _sampling(command["max_tokens"]))
+        prompt = command["prompt"]
+        engine.add_request("observed", _prompt(prompt), _sampling(command["max_tokens"], prompt))
         (request,) = core.scheduler.requests.values()
         digests: list[list[Any]] = []
         outputs: list[Any] = []
         while engine.has_unfinished_requests():
             outputs = engine.step() or outputs
             if request.num_output_tokens == 1 and not digests:
-                digests = self._block_digests(core, request)
+                digests = _block_digests(core, request)
         answer = _answer(outputs[0]) | {"external_tokens": self._external_hits() - external}
         return {"answer": answer, "blocks": digests}
 
     def counters(self, command: Json) -> Json:
-        """The `ucm_` samples of the default registry, by name and labels."""
+        """The `ucm_` and `vllm:` samples of the default registry, by name and labels."""
         from prometheus_client import REGISTRY
 
         samples = (sample for metric in REGISTRY.collect() for sample in metric.samples)
-        return {"counters": [[s.name, s.labels, s.value] for s in samples if s.name.startswith("ucm_")]}
+        ours = [[s.name, s.labels, s.value] for s in samples if s.name.startswith("ucm_")]
+        counts = {m.name: m.value for m in self._llm.get_metrics() if hasattr(m, "value")}
+        return {"counters": ours + [[name, {}, value] for name, value in counts.items()]}
+
+    def drive(self, command: Json) -> Json:
+        """Serve requests that come, and are aborted, at given steps."""
+        external = self._external_hits()
+        drive = Drive(self._llm.llm_engine, command["max_tokens"], look=command["look"])
+        outcomes = drive.run(command["orders"])
+        return {"outcomes": outcomes, "external_tokens": self._external_hits() - external}
+
+    def books(self, command: Json) -> Json:
+        """What is held when nothing is served, as soon as that is nothing, within a bound."""
+        deadline = time.monotonic() + SETTLE_LIMIT_S
+        while any((held := _held(self._llm.llm_engine)).values()) and time.monotonic() < deadline:
+            pass  # what is being written holds pins for moments more
+        return held
 
     def _serve(self, prompts: list[Json], max_tokens: int) -> list[Json]:
         lora = [_adapter(prompt) for prompt in prompts]
         before = self._external_hits()
         outputs = self._llm.generate(
             [_prompt(prompt) for prompt in prompts],
-            _sampling(max_tokens),
+            [_sampling(max_tokens, prompt) for prompt in prompts],
             use_tqdm=False,
             lora_request=lora if any(lora) else None,
         )
@@ -93,19 +116,103 @@ class Runner:
         name = "vllm:external_prefix_cache_hits"
         return sum(int(metric.value) for metric in self._llm.get_metrics() if metric.name == name)
 
-    def _block_digests(self, core: Any, request: Any) -> list[list[Any]]:
-        """(layer, index in the request, digest of its bytes) for every block full of prompt tokens."""
-        manager = core.scheduler.kv_cache_manager
-        groups = core.scheduler.kv_cache_config.kv_cache_groups
-        layers = core.vllm_config.compilation_config.static_forward_context
-        found: list[list[Any]] = []
-        for group, blocks in zip(groups, manager.get_block_ids(request.request_id), strict=True):
-            full = request.num_prompt_tokens // group.kv_cache_spec.block_size
-            for layer in group.layer_names:
-                for index, block in enumerate(blocks[:full]):
-                    if block != 0:
-                        found.append([layer, index, _digest(layers[layer].kv_cache, block)])
-        return found
+
+def _block_digests(core: Any, request: Any) -> list[list[Any]]:
+    """(layer, index in the request, digest of its bytes) for every block full of prompt tokens."""
+    groups = core.scheduler.kv_cache_config.kv_cache_groups
+    layers = core.vllm_config.compilation_config.static_forward_context
+    tables = core.scheduler.kv_cache_manager.get_block_ids(request.request_id)
+    found: list[list[Any]] = []
+    for group, blocks in zip(groups, tables, strict=True):
+        full = request.num_prompt_tokens // group.kv_cache_spec.block_size
+        for layer in group.layer_names:
+            for index, block in enumerate(blocks[:full]):
+                if block != 0:
+                    found.append([layer, index, _digest(layers[layer].kv_cache, block)])
+    return found
+
+
+class Drive:
+    """Steps an engine by hand, so that requests come and go at steps that the parent chose."""
+
+    def __init__(self, engine: Any, max_tokens: int, *, look: bool) -> None:
+        self._engine = engine
+        self._core = engine.engine_core.engine_core
+        self._max_tokens = max_tokens
+        self._look = look
+        self._requests: dict[str, Any] = {}
+        self._outcomes: dict[str, Json] = {}
+
+    def run(self, orders: list[Json]) -> list[Json]:
+        """Steps until all orders are done and the engine has let go of them; an outcome per order."""
+        waiting = sorted(enumerate(orders), key=lambda order: int(order[1]["arrive"]))
+        aborts: dict[str, int] = {}
+        step = 0
+        while waiting or aborts or self._core.scheduler.has_requests():
+            while waiting and waiting[0][1]["arrive"] <= step:
+                number, order = waiting.pop(0)
+                self._add(str(number), order["prompt"])
+                if order["abort"] is not None:
+                    aborts[str(number)] = step + order["abort"]
+            for name in [name for name, at in aborts.items() if at <= step]:
+                del aborts[name]
+                self._abort(name)
+            for output in self._engine.step():
+                self._note(output)
+            self._look_at_blocks()
+            step += 1
+        return [self._outcomes[str(number)] for number in range(len(orders))]
+
+    def _add(self, name: str, prompt: Json) -> None:
+        sampling = _sampling(self._max_tokens, prompt)
+        core_id = self._engine.add_request(name, _prompt(prompt), sampling)
+        self._requests[name] = self._core.scheduler.requests[core_id]
+        begun: Json = {"tokens": [], "cached_tokens": 0, "aborted": False, "preemptions": 0}
+        self._outcomes[name] = begun | {"blocks": [], "digests": []}
+
+    def _abort(self, name: str) -> None:
+        if self._requests[name].request_id in self._core.scheduler.requests:
+            self._outcomes[name]["aborted"] = True
+            self._engine.abort_request([name])
+
+    def _note(self, output: Any) -> None:
+        outcome = self._outcomes[output.request_id]
+        outcome["tokens"] = list(output.outputs[0].token_ids)
+        outcome["cached_tokens"] = output.num_cached_tokens or 0
+
+    def _look_at_blocks(self) -> None:
+        for name, request in self._requests.items():
+            outcome = self._outcomes[name]
+            outcome["preemptions"] = request.num_preemptions
+            if request.request_id not in self._core.scheduler.requests or request.is_finished():
+                continue
+            tables = self._core.scheduler.kv_cache_manager.get_block_ids(request.request_id)
+            if request.num_output_tokens and any(tables):
+                outcome["blocks"].append([request.num_tokens, *map(len, tables)])
+                if self._look and not outcome["digests"]:
+                    outcome["digests"] = _block_digests(self._core, request)
+
+
+def _held(engine: Any) -> dict[str, int]:
+    """What an engine that serves nothing should not hold: blocks, requests, and the connector's own."""
+    scheduler = engine.engine_core.engine_core.scheduler
+    pool = scheduler.kv_cache_manager.block_pool
+    # one block is always in use: the null block
+    held = {
+        "blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
+        "requests": len(scheduler.requests),
+    }
+    if scheduler.connector is None:
+        return held
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    half, worker = scheduler.connector._scheduler, get_kv_transfer_group()._worker
+    cache = half._cache.current
+    cache.check_integrity()
+    books = cache.statistics()
+    rings = [row.ring for row in books.rows.values() if row.ring is not None]
+    held |= {"records": half.request_count, "loads": worker.pending_count, "leases": books.leases.held}
+    return held | {"pins": sum(ring.pinned + ring.loading for ring in rings)}
 
 
 def _digest(cache: Any, block: int) -> str:
@@ -136,10 +243,11 @@ def _adapter(prompt: Json) -> Any:
     return LoRARequest(adapter["name"], adapter["number"], adapter["path"]) if adapter else None
 
 
-def _sampling(max_tokens: int) -> Any:
+def _sampling(max_tokens: int, prompt: Json) -> Any:
     from vllm import SamplingParams
 
-    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, logprobs=1)
+    common: Json = {"temperature": 0, "ignore_eos": True, "detokenize": False, "logprobs": 1}
+    return SamplingParams(max_tokens=max_tokens, allowed_token_ids=prompt.get("alphabet"), **common)
 
 
 def _answer(output: Any) -> Json:
