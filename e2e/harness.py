@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 RUNNER = Path(__file__).parent / "engine" / "vllm_runner.py"
-START_LIMIT_S = 240.0
+START_LIMIT_S = 480.0
 ANSWER_LIMIT_S = 300.0
 EXIT_LIMIT_S = 60.0
 

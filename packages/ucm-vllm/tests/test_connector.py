@@ -42,7 +42,7 @@ from ucm_core.store.writing import Writer
 from ucm_vllm import process_counters
 from ucm_vllm.connector import UCMConnector
 
-PARALLEL = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
+PARALLEL = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "rank": 0}
 
 
 def checkpoint(directory: Path) -> Path:
@@ -256,7 +256,7 @@ def test_a_cache_is_best_effort(tmp_path: Path) -> None:
         ({"extra": {"grain_tokens": 0}}, "grain_tokens"),
         ({"extra": {"ring_bytes": 4096}}, "ring_bytes"),
         ({"extra": {"config_file": "settings.yaml"}}, "config_file and ring_bytes, root"),
-        ({"parallel": {"tensor_parallel_size": 2}}, "tensor_parallel_size = 2"),
+        ({"parallel": {"data_parallel_size": 2}}, "data_parallel_size = 2"),
     ],
 )
 @pytest.mark.parametrize("role", list(KVConnectorRole))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ucm_core.errors import ConfigError, IdentityError, SpecError
+from ucm_core.errors import IdentityError, SpecError
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.model import Model
-from ucm_vllm.identity_from_engine import engine_model, refuse_parallelism
+from ucm_vllm.identity_from_engine import engine_model
 
 CONFIG = {
     "model_type": "llama",
@@ -180,9 +180,3 @@ def test_what_cannot_be_read_for_certain_is_unknown(
 def test_an_unknown_family_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="quantum-llm"):
         identify(engine(checkpoint(tmp_path, model_type="quantum-llm")))
-
-
-@pytest.mark.parametrize("setting", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"])
-def test_more_than_one_rank_is_refused_by_setting(setting: str) -> None:
-    with pytest.raises(ConfigError, match=f"{setting} = 2"):
-        refuse_parallelism(SimpleNamespace(parallel_config=SimpleNamespace(**{setting: 2})))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,23 @@ from engine_doubles import Engine, request
 from halves import Halves, kind
 
 from ucm_core.coordinator.attempts import Attempt
-from ucm_vllm.spec_from_engine import engine_spec
+from ucm_vllm.spec_from_engine import EngineSpec, engine_spec
 
 PAGES = ([1, 2, 3],)
 
 
+SPEC = engine_spec(families.DENSE.table, families.DENSE.groups, spec_kind=kind, engine_align_tokens=128)
+
+
 @pytest.fixture
-def engine() -> Iterator[Engine]:
+def spec() -> EngineSpec:
+    return SPEC
+
+
+@pytest.fixture
+def engine(spec: EngineSpec) -> Iterator[Engine]:
     """A store that holds a prompt of 300 tokens: four blocks of 64 up to 256. Balanced at the end."""
-    engine = Engine(
-        engine_spec(families.DENSE.table, families.DENSE.groups, spec_kind=kind, engine_align_tokens=128)
-    )
+    engine = Engine(spec)
     first = request(300, "writer")
     engine.half.matched_tokens(first, 0)
     engine.half.allocated(first, PAGES, external_tokens=0)
@@ -84,7 +91,19 @@ def test_the_lease_lasts_until_the_workers_report_the_end(engine: Engine) -> Non
     load = planned(engine)
     engine.tell()
     assert held(engine) == (1, 4)
-    engine.tell(ended=frozenset({load.attempt}))
+    engine.tell(ended=(load.attempt,))
+    assert held(engine) == (0, 0)
+
+
+@pytest.mark.parametrize("spec", [replace(SPEC, workers=2)])
+def test_of_several_workers_the_last_one_ends_the_lease(engine: Engine) -> None:
+    asked = request(300, "r")
+    assert engine.half.matched_tokens(asked, 0) == (256, True), "several workers load asynchronously"
+    engine.half.allocated(asked, PAGES, external_tokens=256)
+    (load,) = engine.step().loads
+    engine.tell(ended=(load.attempt,))
+    assert held(engine) == (1, 4)
+    engine.tell(ended=(load.attempt,))
     assert held(engine) == (0, 0)
 
 
@@ -112,7 +131,7 @@ def test_a_load_that_vanished_is_let_go_when_it_is_reported(engine: Engine) -> N
     engine.half.allocated(asked, PAGES, external_tokens=256)
     (load,) = engine.step().loads
     assert not load.possible
-    engine.tell(ended=frozenset({load.attempt}))
+    engine.tell(ended=(load.attempt,))
     assert held(engine) == (0, 0)
 
 
@@ -120,7 +139,7 @@ def test_a_late_report_leaves_the_lease_of_who_uses_the_id_now(engine: Engine) -
     load = planned(engine)
     engine.half.finished("r")
     promised(engine)
-    engine.tell(ended=frozenset({load.attempt, Attempt("r"), Attempt("never seen", 9)}))
+    engine.tell(ended=(load.attempt, Attempt("r"), Attempt("never seen", 9)))
     assert held(engine) == (1, 4)
 
 

@@ -63,9 +63,9 @@ def test_reports_of_two_workers_are_one() -> None:
     assert (len(both.failed), len(both.stored)) == (1, 1)
 
 
-def test_a_load_that_ended_anywhere_has_ended() -> None:
-    left, right = (WorkerReport("ns", ended=frozenset({Attempt("r", use)})) for use in (1, 2))
-    assert left.merged(right).ended == {Attempt("r", 1), Attempt("r", 2)}
+def test_every_end_of_a_load_is_counted() -> None:
+    left, right = (WorkerReport("ns", ended=(Attempt("r", 1),)) for _ in range(2))
+    assert left.merged(right).ended == (Attempt("r", 1), Attempt("r", 1))
     assert LoadPlan("r", (), asynchronous=True, use=2).attempt == Attempt("r", 2)
 
 

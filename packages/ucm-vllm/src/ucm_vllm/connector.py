@@ -25,6 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.distributed.utils import get_pp_indices
 from vllm.v1.core.sched import output as engine_output
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
@@ -33,10 +34,11 @@ from ucm_core.ops.config import CacheConfig
 from ucm_vllm import border, process_counters, versions
 from ucm_vllm.border import guarded
 from ucm_vllm.engine_cache import EngineCache, refuse_root
-from ucm_vllm.identity_from_engine import engine_model, refuse_parallelism
+from ucm_vllm.identity_from_engine import engine_model
 from ucm_vllm.kv_events import StoredObject
 from ucm_vllm.layout_from_engine import Backend
 from ucm_vllm.metadata import Handshake, StepPlan, WorkerReport
+from ucm_vllm.ranks_from_engine import RankPart, RankView, parallelism_of, rank_view
 from ucm_vllm.scheduler_half import SchedulerHalf
 from ucm_vllm.spec_from_engine import EngineSpec, engine_spec
 from ucm_vllm.worker_half import NO_STEP, WorkerHalf
@@ -118,10 +120,11 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         self._reason = ""
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
-        parts = self._identify(vllm_config, kv_cache_config, config)
+        is_worker = role is KVConnectorRole.WORKER
+        parts = self._identify(vllm_config, kv_cache_config, config, is_worker=is_worker)
         if parts is None:
             return
-        spec, cache = parts
+        spec, cache, view = parts
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerHalf(
                 spec, cache, saves=transfer.is_kv_producer, loads=transfer.is_kv_consumer
@@ -129,13 +132,14 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
             if _follows_events(vllm_config):
                 self._scheduler.follow_events()
         else:
-            self._worker = WorkerHalf(spec, cache, worker=getattr(vllm_config.parallel_config, "rank", 0))
+            self._worker = WorkerHalf(spec, cache, worker=view.worker)
+            self._part = RankPart(view)
             if _follows_events(vllm_config):
                 self._worker.follow_events()
 
     def _identify(
-        self, vllm_config: Any, kv_cache_config: Any, config: CacheConfig
-    ) -> tuple[EngineSpec, EngineCache] | None:
+        self, vllm_config: Any, kv_cache_config: Any, config: CacheConfig, *, is_worker: bool
+    ) -> tuple[EngineSpec, EngineCache, RankView] | None:
         """What both halves work on; None, with one log line, when the model cannot be identified."""
         groups = kv_cache_config.kv_cache_groups
         try:
@@ -147,8 +151,10 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
             )
             return None
         align = versions.alignment_tokens(vllm_config, kv_cache_config)
-        spec = engine_spec(model.table, groups, spec_kind=_spec_kind, engine_align_tokens=align)
-        return replace(spec, asynchronous=config.load_asynchronously), EngineCache(model, config)
+        view = rank_view(model.table, vllm_config, stage_layers=get_pp_indices, is_worker=is_worker)
+        spec = engine_spec(view.table, groups, spec_kind=_spec_kind, engine_align_tokens=align)
+        spec = replace(spec, asynchronous=config.load_asynchronously, workers=view.workers)
+        return spec, EngineCache(model, config, share=view.share), view
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -348,7 +354,8 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _plan(self) -> StepPlan:
         envelope = self._connector_metadata
-        return envelope.plan if isinstance(envelope, UCMStep) else NO_STEP
+        plan = envelope.plan if isinstance(envelope, UCMStep) else NO_STEP
+        return plan if self._worker is None else self._part.of(plan)
 
     def _backend(self, layer: str) -> Backend:
         """Which code reads and writes the layer's tensor, from vLLM's own register of layers."""
@@ -374,7 +381,7 @@ def _refuse_settings(vllm_config: Any, transfer: Any) -> None:
             f"kv_load_failure_policy = {transfer.kv_load_failure_policy!r}: a failed load would end the"
             f" request; set kv_load_failure_policy='recompute'"
         )
-    refuse_parallelism(vllm_config)
+    parallelism_of(vllm_config, stage_layers=get_pp_indices)
 
 
 def _follows_events(vllm_config: Any) -> bool:

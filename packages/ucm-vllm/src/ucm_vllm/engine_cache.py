@@ -16,6 +16,7 @@ from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.checkpoint import WeightDigester
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.model import Model
+from ucm_core.spec.segments import Share
 from ucm_core.store.stack import plan_rows
 from ucm_vllm import border
 
@@ -44,16 +45,18 @@ class EngineCache:
         config: CacheConfig,
         *,
         start_wait_s: float = START_WAIT_S,
+        share: Share | None = None,
         digest: Callable[[Path], str] | None = None,
     ) -> None:
         refuse_root(config.root)
         # Raises here, on the engine's thread, for sizes that hold nothing.
-        plan_rows(model.table, config.ring_bytes, disk_bytes=config.disk_bytes)
+        plan_rows(model.table, config.ring_bytes, disk_bytes=config.disk_bytes, share=share)
         self.retention = retention_policies(config, model.table)
         """Per row of states which of them are kept."""
         self.config = config
         """The settings."""
         self._model = model
+        self._share = share
         self._digest = digest or _digester(config).digest
         self._lock = threading.Lock()
         self._cache: Cache | None = None
@@ -110,7 +113,7 @@ class EngineCache:
                 f"namespace {namespace} (scheduler half) is not {wanted.namespace} (worker half): not cached",
             )
             return None
-        return self._replace(Cache.open(self.config, self._model.table, identity=wanted))
+        return self._replace(self._cache_of(wanted))
 
     def close(self) -> None:
         """Let go of the cache; waits a bounded time for what is being written. Idempotent."""
@@ -121,9 +124,7 @@ class EngineCache:
     def _open(self) -> None:
         try:
             weights = self._digest(self._model.directory)
-            cache = Cache.open(
-                self.config, self._model.table, identity=replace(self._model.identity, weights=weights)
-            )
+            cache = self._cache_of(replace(self._model.identity, weights=weights))
         except IdentityError as error:
             border.complaints.say(
                 "identity", f"the weights cannot be identified, so nothing is cached: {error}"
@@ -133,6 +134,9 @@ class EngineCache:
         else:
             _introduce(cache)
             self._replace(cache)
+
+    def _cache_of(self, identity: ModelIdentity) -> Cache:
+        return Cache.open(self.config, self._model.table, identity=identity, share=self._share)
 
     def _replace(self, cache: Cache | None) -> Cache | None:
         with self._lock:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ucm_core.errors import ConfigError, IdentityError
+from ucm_core.errors import IdentityError
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.checkpoint import read_config
 from ucm_core.spec.model import Model, Resolved, read_model
@@ -141,20 +141,6 @@ def _option(vllm_config: Any, path: str) -> Any:
     for name in path.split("."):
         found = getattr(found, name, None)
     return getattr(found, "value", found)
-
-
-def refuse_parallelism(vllm_config: Any) -> None:
-    """ConfigError, naming the setting, for an engine of more than one rank."""
-    parallel = vllm_config.parallel_config
-    for setting in (
-        "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
-        "decode_context_parallel_size", "prefill_context_parallel_size",
-    ):  # fmt: skip
-        size = getattr(parallel, setting, 1)
-        if size > 1:
-            raise ConfigError(
-                f"{setting} = {size}: ucm-vllm supports 1 for now; set it to 1 or remove the connector"
-            )
 
 
 def _hub_directory(model: Any) -> Path:

@@ -6,6 +6,7 @@ is the only channel between the halves besides the shared cache, so it works in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from ucm_core.coordinator.attempts import Attempt
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.keys import Keys
-from ucm_vllm.block_tables import NULL_PAGE, PAGE, PAYLOAD, Mask
+from ucm_vllm.block_tables import NULL_PAGE, PAGE, PAYLOAD, Mask, of_payloads
 
 Int64s = npt.NDArray[np.int64]
 
@@ -47,6 +48,12 @@ class RowTransfer:
         """Engine blocks that any of ``objects`` (``bool[objects]``) touches."""
         touched = [rows[objects[rows[:, PAYLOAD]], PAGE] for _, rows in self.pieces]
         return {int(page) for pages in touched for page in pages} - {NULL_PAGE}
+
+    def only(self, objects: Mask) -> RowTransfer:
+        """Those of ``objects`` (``bool[objects]``), in order."""
+        chosen = tuple((group, of_payloads(rows, objects)) for group, rows in self.pieces)
+        parents = None if self.parents is None else self.parents[objects]
+        return RowTransfer(self.row, self.keys[objects], chosen, parents)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +90,8 @@ class SavePlan:
     """Which use of the request's id it belongs to."""
     job: str = ""
     """Its name among the saves of that use."""
+    failed: int = 0
+    """Times that saves of this request were not carried out; then the next of equal holders writes."""
 
     @property
     def attempt(self) -> Attempt:
@@ -148,8 +157,8 @@ class WorkerReport:
     """Engine blocks that a synchronous load could not fill: garbage until they are written again."""
     dropped: frozenset[str] = frozenset()
     """Requests whose planned saves were not carried out."""
-    ended: frozenset[Attempt] = frozenset()
-    """Uses of requests whose load has ended since the last report, well or not."""
+    ended: tuple[Attempt, ...] = ()
+    """Uses of requests whose load has ended since the last report, well or not; once for every worker."""
     stored: tuple[tuple[str, Keys], ...] = ()
     """(row, keys) of objects that a save brought to the store since the last report."""
     happened: tuple[Happened, ...] = ()
@@ -172,7 +181,7 @@ class WorkerReport:
             failed=self.failed + other.failed,
             broken_pages=self.broken_pages | other.broken_pages,
             dropped=self.dropped | other.dropped,
-            ended=self.ended | other.ended,
+            ended=self.ended + other.ended,
             stored=self.stored + other.stored,
             happened=self.happened + other.happened,
             saved=self.saved + other.saved,
@@ -189,3 +198,5 @@ class Handshake:
     """None: the model cannot be identified, nothing is cached."""
     reason: str = field(default="")
     """Why it is None."""
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Numbers of the engine groups in which the worker's part of each row lies."""

@@ -36,6 +36,8 @@ class RequestRecord:
         """False: something below this request's blocks may be wrong, so nothing of it is saved."""
         self.common_tokens: int | None = None
         """Where an earlier prompt could not be served either; None: not looked for yet."""
+        self.saves_failed = 0
+        """Times that a worker did not carry out saves of it."""
         self.cursors: dict[str, int] = {}
         """Per row, blocks ``[0, cursor)`` are stored, planned or cannot be saved since it last began."""
         self.account = TokenAccount(0, 0)

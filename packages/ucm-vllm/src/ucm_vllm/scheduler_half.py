@@ -13,13 +13,15 @@ Nothing here moves bytes. Nothing here promises what it did not just look up.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ucm_core.cache import Cache
+from ucm_core.coordinator.attempts import Attempt
 from ucm_core.coordinator.coordinator import Verdict
-from ucm_core.errors import IdentityError
+from ucm_core.errors import ConfigError, IdentityError
 from ucm_core.spec.keys import PrefixChain
 from ucm_vllm import border
 from ucm_vllm.block_holds import BlockHolds
@@ -70,6 +72,7 @@ class SchedulerHalf:
         self._step = 0
         self._hold_saves_until = 0
         self._step_seen = 0
+        self._ended: Counter[Attempt] = Counter()
 
     @property
     def request_count(self) -> int:
@@ -236,11 +239,15 @@ class SchedulerHalf:
         failed_ids = {failed.request_id for failed in report.failed}
         for record in filter(None, map(self._records.get, failed_ids)):
             record.load_failed(report.broken_pages, page_tokens=self._broken.page_tokens)
+        for record in filter(None, map(self._records.get, report.dropped)):
+            record.saves_failed += 1
         for request_id in failed_ids | report.dropped:
             self._save_again(request_id)
 
     def _tell(self, cache: Cache, report: WorkerReport) -> None:
-        for attempt in report.ended:
+        self._ended.update(report.ended)
+        for attempt in [one for one, count in self._ended.items() if count >= self._spec.workers]:
+            del self._ended[attempt]
             cache.release(attempt)
         if self._events is not None:
             self._events.add(cache, report.happened)
@@ -282,6 +289,7 @@ class SchedulerHalf:
                     f"the worker half cannot identify the model ({handshake.reason}), the scheduler half can"
                 )
             mine.require_same_model(theirs, halves=("scheduler", "worker"))
+            self._require_groups(handshake)
         self._holds.workers = max(1, len(handshakes) if workers is None else workers)
         self._worker_ready = bool(handshakes) and all(
             h.identity is not None and h.identity.known for h in handshakes
@@ -290,6 +298,16 @@ class SchedulerHalf:
     def check_integrity(self) -> None:
         """SpecError when the books do not balance."""
         self._holds.check_integrity()
+
+    def _require_groups(self, handshake: Handshake) -> None:
+        """Plans name the groups of the first worker: a layer of another one would be left out."""
+        for row, theirs in handshake.groups.items():
+            mine = tuple(group.index for group in self._spec.rows[row])
+            if theirs != mine:
+                raise ConfigError(
+                    f"row {row!r} lies in vLLM's groups {mine} on the first worker and {theirs} on another;"
+                    f" choose another pipeline_parallel_size or VLLM_PP_LAYER_PARTITION"
+                )
 
     def close(self) -> None:
         """Let go of the cache."""
@@ -375,11 +393,11 @@ class SchedulerHalf:
             self._step_tables.append(tables)
             self._broken.review(record, tables[0], end_tokens=end)
             if not held and (rows := self._saver.blocks(cache, record, tables=tables, end_tokens=end)):
-                yield SavePlan(request_id, rows, use=record.attempt.use, job=f"{self._step}")
+                yield _save_plan(record, rows, job=f"{self._step}")
         for request_id, offers in block_state.boundary_state_offloads.items():
             record = None if held else self._records.get(request_id)
             if record is not None and (rows := self._saver.states(cache, record, offers=offers)):
-                yield SavePlan(request_id, rows, use=record.attempt.use, job=f"{self._step} states")
+                yield _save_plan(record, rows, job=f"{self._step} states")
 
     def _save_again(self, request_id: str) -> None:
         """Begin again at block 0: what was planned was not stored, or what was there is not any more."""
@@ -387,6 +405,11 @@ class SchedulerHalf:
         if record is not None:
             record.cursors.clear()
             record.loading = False
+
+
+def _save_plan(record: RequestRecord, rows: tuple[RowTransfer, ...], *, job: str) -> SavePlan:
+    attempt = record.attempt
+    return SavePlan(attempt.request_id, rows, use=attempt.use, job=job, failed=record.saves_failed)
 
 
 def _computed_tokens(scheduled: Any) -> Mapping[str, int]:

@@ -50,6 +50,8 @@ class EngineSpec:
     """Hits are multiples of this: lcm of vLLM's alignment, its blocks and the table's alignment."""
     asynchronous: bool = False
     """Loads are asynchronous also where they need not be."""
+    workers: int = 1
+    """Workers of the engine."""
 
     @property
     def group_count(self) -> int:
@@ -62,9 +64,10 @@ class EngineSpec:
 
         vLLM copies a state before such a load would fill it, knows no failed blocks of several groups, and
         goes back to a failed block of a window although what the window held before it was never loaded.
+        With several workers the others would compute on, and save, what one of them could not load.
         """
         windows = any(row.window is not None for row in self.table.chain_rows)
-        must = self.group_count > 1 or windows or bool(self.table.snapshot_rows)
+        must = self.workers > 1 or self.group_count > 1 or windows or bool(self.table.snapshot_rows)
         return self.asynchronous or must
 
 

@@ -51,6 +51,8 @@ class WorkerHalf:
         self._cache, self._worker = cache, worker
         self._events: ObjectEvents | None = None
         self._news = News()
+        self._groups = {row: tuple(group.index for group in groups) for row, groups in spec.rows.items()}
+        self._always = spec.workers > 1  # of several workers who is silent would not be counted
         self._memory = EngineMemory(spec)
         self._loads = WorkerLoads(self._memory, self._news, layerwise=layerwise)
         self._saves = WorkerSaves(spec.table, self._memory, self._news, layerwise=layerwise, worker=worker)
@@ -82,7 +84,7 @@ class WorkerHalf:
 
     def handshake(self) -> Handshake:
         """What the scheduler half compares with its own."""
-        return Handshake(self._cache.identity)
+        return Handshake(self._cache.identity, groups=self._groups)
 
     def follow_events(self) -> None:
         """Tell from now on what comes to the medium and goes. One worker does, for all."""
@@ -145,7 +147,8 @@ class WorkerHalf:
         if self._events is not None:
             self._news.happened += self._events.take(cache)
         namespace = None if cache is None else cache.namespace
-        return self._news.take(namespace, failures=self._loads.failures, step=self._last_step)
+        failures, step = self._loads.failures, self._last_step
+        return self._news.take(namespace, failures=failures, step=step, always=self._always)
 
     def wait_durable(self, timeout_s: float) -> bool:
         """Wait until everything saved so far is on the medium; False when some is not, or not in time."""

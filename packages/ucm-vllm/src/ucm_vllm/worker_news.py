@@ -20,17 +20,19 @@ class News:
         self.happened: list[Happened] = []
         self._told: tuple[str | None, int, int] = (None, 0, 0)
 
-    def take(self, namespace: str | None, *, failures: int, step: int) -> WorkerReport | None:
+    def take(
+        self, namespace: str | None, *, failures: int, step: int, always: bool = False
+    ) -> WorkerReport | None:
         """The report, or None when it would say nothing new."""
         news = self.failed or self.dropped or self.stored or self.ended or self.saved or self.happened
-        if not news and self._told == (namespace, failures, step):
+        if not (news or always) and self._told == (namespace, failures, step):
             return None
         report = WorkerReport(
             namespace=namespace,
             failed=tuple(self.failed),
             broken_pages=frozenset(self.broken_pages),
             dropped=frozenset(self.dropped),
-            ended=frozenset(self.ended),
+            ended=tuple(self.ended),
             stored=tuple(self.stored),
             saved=tuple(self.saved),
             happened=tuple(self.happened),
