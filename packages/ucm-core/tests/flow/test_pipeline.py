@@ -87,6 +87,15 @@ class TestLoads:
         assert bench.run([load]).failed == {}
         assert [shard for _, shard in load.rows["full"].asked] == [0, 1, 2, 3]  # type: ignore[attr-defined]
 
+    def test_a_prefetch_that_the_engine_planned_anew_is_given_up(self) -> None:
+        bench = Bench(depth=2)
+        old, new = bench.load(30, 30, 30, 30), bench.load()
+        bench.pipeline.prefetch(of("r", old))
+        assert bench.run([of("r", new)]).failed == {}
+        assert old.ticket.done
+        assert [shard for _, shard in old.asked] == [0, 1]
+        assert bench.pipeline.unfinished == frozenset()
+
     def test_a_failed_unit_names_its_objects_and_the_step_goes_on(self) -> None:
         bench = Bench()
         bad = bench.load(objects=5, bad={2: [1, 3]})

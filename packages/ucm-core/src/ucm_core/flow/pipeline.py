@@ -257,14 +257,20 @@ class LayerPipeline:
     # -- private
 
     def _running(self, load: StepLoad) -> RunningLoad:
-        """The load as it was prefetched, to be asked for again because it is more urgent now, or anew."""
-        for known in self._prefetched:
-            if known.request == load.request and known.rows == load.rows:
-                self._prefetched.remove(known)
-                for position in range(known.reach):
-                    known.submit(self._plan[position], urgency=position)
-                return known
-        return RunningLoad(load)
+        """The load as it was prefetched, asked for again because it is more urgent now, or anew.
+
+        What else was prefetched for the request is given up: the engine has planned anew.
+        """
+        mine = [known for known in self._prefetched if known.request == load.request]
+        self._prefetched = [known for known in self._prefetched if known not in mine]
+        same = next((known for known in mine if known.rows == load.rows), RunningLoad(load))
+        for known in mine:
+            if known is not same:
+                known.give_up()
+                self._tail.append(known)
+        for position in range(same.reach):
+            same.submit(self._plan[position], urgency=position)
+        return same
 
     def _also_now(self, end: int) -> int:
         """The end of the positions to wait for: those whose hooks do not come are waited for before them."""
