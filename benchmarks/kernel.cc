@@ -7,7 +7,8 @@
 //     write|read threads N   N threads; a file is opened, moved in one call with O_DIRECT, closed (and renamed)
 //     write|read uring N     the same with N transfers under way in one io_uring; no answer where it is refused
 //     write|read bare N      N threads, nothing but the calls that move bytes
-//   Each writing round makes new files, a reading round reads those of the last.
+//     write new N            N threads; a file is made, written and closed, and has its name already
+//   The memory is shared between processes, as a ring's is. Each writing round makes new files, a reading round reads those of the last.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -105,8 +106,11 @@ class Files {
 public:
   Files(std::string folder, std::size_t count, std::size_t bytes)
       : folder_(std::move(folder)), count_(count), bytes_(bytes), fd_(count, -1) {
-    void *const memory = mmap(nullptr, count * bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const int fd = memfd_create("ucm-bench", MFD_CLOEXEC);
+    require(fd >= 0 && ftruncate(fd, static_cast<off_t>(count * bytes)) == 0, "memfd");
+    void *const memory = mmap(nullptr, count * bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     require(memory != MAP_FAILED, "memory");
+    ::close(fd);
     memory_ = static_cast<char *>(memory);
     std::memset(memory_, 0x5A, count * bytes);
   }
@@ -118,6 +122,7 @@ public:
     const bool write = way == "write";
     generation_ += write;
     if (engine == "bare") return bare(write, depth);
+    if (engine == "new") return timed([&] { on_threads(depth, [&](std::size_t n) { make(n); }); });
     if (engine == "threads") return timed([&] { on_threads(depth, [&](std::size_t n) { whole(write, n); }); });
     uring(write, static_cast<unsigned>(depth));
   }
@@ -137,9 +142,14 @@ private:
     for (std::thread &thread : running) thread.join();
   }
 
+  static int create(const std::string &path) {
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0666);
+    require(fd >= 0, path);
+    return fd;
+  }
+
   int open(bool write, std::size_t n) const {
-    const int fd = write ? ::open(temporary(n).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0666)
-                         : ::open(path(n).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+    const int fd = write ? create(temporary(n)) : ::open(path(n).c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
     require(fd >= 0, path(n));
     return fd;
   }
@@ -159,6 +169,12 @@ private:
     const int fd = open(write, n);
     move(write, n, fd);
     close(write, n, fd);
+  }
+
+  void make(std::size_t n) const {
+    const int fd = create(path(n));
+    move(true, n, fd);
+    require(::close(fd) == 0, path(n));
   }
 
   void bare(bool write, std::size_t threads) {

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from benchmarks.frame import Cost, Round
 from ucm_core.flow.copy import BufferBlocks
 from ucm_core.ops.config import CacheConfig
+from ucm_core.store import names
 from ucm_core.store.block import BlockStore
 from ucm_core.store.files import FileTier
 from ucm_core.store.geometry import Geometry
@@ -93,6 +94,14 @@ class Rig:
         """Wait until no work of the store is under way: no slot is referenced then."""
         assert self.store._work.wait_idle(WAIT_S)
         assert self.store._writer.wait_idle(WAIT_S)
+
+    def know_folders(self) -> None:
+        """Let all folders be there and known, as in a root that is in use."""
+        folders = [f"{number:03x}" for number in range(1 << 4 * names.FAN_OUT_DIGITS)]
+        for folder in folders:
+            (self.files.directory / folder).mkdir(parents=True, exist_ok=True)
+        keys = np.frombuffer(bytes.fromhex("".join(f"{folder:0<64}" for folder in folders)), dtype=np.uint8)
+        assert not self.store.lookup(keys.reshape(-1, 32)).any()
 
     def keep(self, keys: Bytes, payloads: Bytes) -> None:
         """Save, and wait for the files."""
