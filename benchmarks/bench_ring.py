@@ -69,7 +69,7 @@ def views(rig: Rig, keys: Bytes) -> list[Bytes]:
     shape = (rig.geometry.shards, rig.geometry.shard_bytes)
     addresses = rig.ring.addresses(rig.ring.pin(keys).slots).tolist()
     memory = [(ctypes.c_uint8 * rig.geometry.payload_bytes).from_address(address) for address in addresses]
-    return [np.frombuffer(each, dtype=np.uint8).reshape(shape) for each in memory]
+    return [np.ctypeslib.as_array(each).reshape(shape) for each in memory]
 
 
 def often(call: Callable[[], object]) -> Round:
