@@ -8,7 +8,8 @@
 //     write|read uring N     the same with N transfers under way in one io_uring; no answer where it is refused
 //     write|read bare N      N threads, nothing but the calls that move bytes
 //     write new N            N threads; a file is made, written and closed, and has its name already
-//   The memory is shared between processes, as a ring's is. Each writing round makes new files, a reading round reads those of the last.
+//   The memory is shared between processes, as a ring's is. Each writing round makes new files, a reading round
+//   reads those of the last.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
