@@ -16,6 +16,8 @@
 
 #include "arguments.hpp"
 #include "bind_copy.hpp"
+#include "bind_header.hpp"
+#include "bind_hold.hpp"
 #include "object_format.hpp"
 #include "ring_copy.hpp"
 
@@ -111,7 +113,7 @@ inline Claims unzip(const std::vector<ucm::Ring::Claim> &claims) {
 }
 
 inline Claims claim(ucm::Ring &ring, KeyRows keys, std::optional<KeyRows> parents, uint32_t now_s, bool whole,
-                    bool demand) {
+                    bool demand, Hold *hold) {
   const std::vector<ucm::Key> parsed = parse(keys), before = parse(keys, parents);
   const ucm::Ring::Terms terms{parents.has_value() ? before.data() : nullptr, now_s, whole, demand};
   std::vector<ucm::Ring::Claim> claims(parsed.size());
@@ -119,6 +121,7 @@ inline Claims claim(ucm::Ring &ring, KeyRows keys, std::optional<KeyRows> parent
     Working working(ring);
     ring.claim(parsed.data(), parsed.size(), claims.data(), terms);
   }
+  if (hold != nullptr) hold->note(claims, now_s, false);
   return unzip(claims);
 }
 
@@ -131,7 +134,7 @@ inline bool scatter(ucm::Ring &ring, KeyRows keys, copy_binding::Strides strides
 }
 
 inline Claims gather(ucm::Ring &ring, KeyRows keys, std::optional<KeyRows> parents, uint32_t now_s,
-                     copy_binding::Strides strides, std::tuple<int64_t, int64_t> units) {
+                     copy_binding::Strides strides, std::tuple<int64_t, int64_t> units, Hold *hold) {
   const auto bytes = static_cast<int64_t>(ring.payload_bytes());
   const ucm::Layouts layouts = copy_binding::parse(strides, keys.shape(0), bytes);
   const auto [count, unit_bytes] = units;
@@ -144,15 +147,17 @@ inline Claims gather(ucm::Ring &ring, KeyRows keys, std::optional<KeyRows> paren
     const ucm::Ring::Terms terms{parents.has_value() ? before.data() : nullptr, now_s, false, false};
     ucm::gather(ring, parsed.data(), parsed.size(), claims.data(), terms, layouts, {count, unit_bytes, bytes / count});
   }
+  if (hold != nullptr) hold->note(claims, now_s, true);
   return unzip(claims);
 }
 
-inline Claims pin(ucm::Ring &ring, KeyRows keys, uint32_t now_s) {
+inline Claims pin(ucm::Ring &ring, KeyRows keys, uint32_t now_s, Hold *hold) {
   std::vector<ucm::Ring::Claim> claims(keys.shape(0));
   {
     const Glance glance(ring, keys.shape(0));
     for_each(ring, keys, [&](size_t i, const ucm::Key &key) { claims[i] = ring.pin(key, now_s); });
   }
+  if (hold != nullptr) hold->note(claims, now_s, false);
   return unzip(claims);
 }
 
@@ -368,16 +373,6 @@ inline void construct(ucm::Ring *place, int fd, uint64_t slots, uint64_t payload
       ucm::Ring(fd, static_cast<uint32_t>(slots), payload_bytes, digest, rules, static_cast<uint32_t>(shards));
 }
 
-using HeaderFields = std::tuple<uint32_t, uint32_t, uint64_t, nb::bytes, uint32_t, uint32_t, uint32_t>;
-
-inline std::optional<HeaderFields> ring_header(int fd) {
-  ucm::Header header;
-  const ssize_t size = pread(fd, static_cast<void *>(&header), sizeof header, 0);
-  if (size < static_cast<ssize_t>(sizeof header) || std::memcmp(header.magic, ucm::kRingMagic, 8) != 0) return {};
-  return HeaderFields{header.version, header.slots, header.payload_bytes, nb::bytes(header.geometry_digest, 32),
-                      static_cast<uint32_t>(header.rules.policy), header.rules.ttl_s, header.shards};
-}
-
 // The legal moves of kMoves: {(from, to): mover}, all by name.
 inline nb::dict moves() {
   nb::dict legal;
@@ -424,11 +419,11 @@ inline void bind_ring(nanobind::module_ &m) {
       .def_prop_ro("ttl_s", &ucm::Ring::ttl_s)
       .def("lookup", &lookup, "keys"_a.noconvert(), "now_s"_a = 0)
       .def("claim", &claim, "keys"_a.noconvert(), "parents"_a.noconvert().none() = nb::none(), "now_s"_a = 0,
-           "whole"_a = false, "demand"_a = false)
-      .def("pin", &pin, "keys"_a.noconvert(), "now_s"_a = 0)
+           "whole"_a = false, "demand"_a = false, "hold"_a.none() = nb::none())
+      .def("pin", &pin, "keys"_a.noconvert(), "now_s"_a = 0, "hold"_a.none() = nb::none())
       .def("scatter", &ring_binding::scatter, "keys"_a.noconvert(), "strides"_a.noconvert(), "now_s"_a = 0)
       .def("gather", &ring_binding::gather, "keys"_a.noconvert(), "parents"_a.noconvert().none(), "now_s"_a,
-           "strides"_a.noconvert(), "units"_a)
+           "strides"_a.noconvert(), "units"_a, "hold"_a.none() = nb::none())
       .def("wait", &ring_binding::wait, "slots"_a.noconvert(), "versions"_a.noconvert(), "timeout_s"_a,
            "shard"_a = nb::none())
       .def("publish", &publish, "slots"_a.noconvert(), "versions"_a.noconvert().none() = nb::none())
@@ -445,4 +440,5 @@ inline void bind_ring(nanobind::module_ &m) {
       .def("check_integrity", &check_integrity)
       .def("leave", &leave)
       .def("close_descriptor", &ucm::Ring::close_descriptor);
+  bind_hold(m);
 }

@@ -131,6 +131,13 @@ def ring_bytes(slots: int, payload_bytes: int, shards: int = 1) -> int:
 def ring_header(fd: int) -> tuple[int, int, int, bytes, int, int, int] | None:
     """Header version, slots, payload bytes, geometry digest, policy, TTL, shards; None = no ring."""
 
+class Hold:
+    def __init__(self, ring: Ring) -> None: ...
+    def publish(self, places: NDArray[np.int64]) -> None: ...
+    def abort(self, places: NDArray[np.int64], now_s: int) -> None: ...
+    def move_to(self, other: Hold, places: NDArray[np.int64]) -> None: ...
+    def let_go(self, now_s: int) -> None: ...
+
 class Ring:
     """A participant of a ring: the calls of `ucm_core.store.ring.Ring`, which says what they mean.
 
@@ -175,11 +182,12 @@ class Ring:
         now_s: int = 0,
         whole: bool = False,
         demand: bool = False,
+        hold: Hold | None = None,
     ) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint32]]:
         """Slots, outcomes and versions."""
 
     def pin(
-        self, keys: NDArray[np.uint8], now_s: int = 0
+        self, keys: NDArray[np.uint8], now_s: int = 0, hold: Hold | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint32]]:
         """Slots, outcomes and versions."""
 
@@ -198,6 +206,7 @@ class Ring:
         now_s: int,
         strides: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
         units: tuple[int, int],
+        hold: Hold | None = None,
     ) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint32]]:
         """Slots, outcomes and versions; what is OWNER was filled and published."""
 

@@ -12,6 +12,7 @@ from ucm_core.store.block import BlockStore
 from ucm_core.store.files import FileTier
 from ucm_core.store.gc import Collector
 from ucm_core.store.geometry import Geometry
+from ucm_core.store.hold import Hold
 from ucm_core.store.pool import IoPool
 from ucm_core.store.ring import Ring, RingOptions
 from ucm_core.store.root import CacheRoot
@@ -69,7 +70,8 @@ class _Wrapped:
 
         def call(*arguments: Any, **named: Any) -> Any:
             self._faults.check(f"{type(self._tier).__name__}.{name}")
-            return value(*arguments, **named)
+            answer = value(*arguments, **named)
+            return self._faults.wrap(answer) if isinstance(answer, Hold) else answer
 
         return call
 

@@ -27,24 +27,27 @@ FIVE = (0, 1, 2, 3, 4)
 
 LOAD_STAGES = (
     "Ring.lookup",
+    "Ring.hold",
     "Ring.pin",
     "Ring.claim",
     "Ring.addresses",
     "FileTier.read",
-    "Ring.publish",
-    "Ring.abort",
+    "Hold.publish",
+    "Hold.abort",
     "Ring.wait",
-    "Ring.release",
+    "Hold.let_go",
 )
 SAVE_STAGES = (
     "FileTier.stored",
+    "Ring.hold",
     "Ring.claim",
     "Ring.addresses",
-    "Ring.publish",
-    "Ring.abort",
+    "Hold.publish",
+    "Hold.abort",
     "Ring.wait",
+    "Hold.part",
     "FileTier.write",
-    "Ring.release",
+    "Hold.let_go",
 )
 
 
@@ -111,7 +114,7 @@ def test_a_fault_at_any_stage_of_a_load_loses_nothing(store: BlockStore, faults:
     faults.broken[stage] = 1
     out, codes = load(store, *FIVE)
     failed = check_delivery(out, codes)
-    assert failed == {1, 3} if stage in {"Ring.lookup", "Ring.release", "Ring.wait"} else failed >= {1, 3}
+    assert failed == {1, 3} if stage in {"Ring.lookup", "Ring.wait"} else failed >= {1, 3}
     faults.broken.clear()
     assert check_delivery(*load(store, *FIVE)) == {1, 3}
 
@@ -124,7 +127,7 @@ def test_a_fault_while_hits_are_copied_at_once_fails_what_is_not_copied(
         "Ring.lookup": set(),
         "Ring.pin": {0, 1, 2},
         "Ring.addresses": {0, 1, 2},
-        "Ring.release": set(),
+        "Hold.let_go": set(),
     }.items():
         faults.broken[stage] = 1
         codes = load(store, 0, 2, 4)[1]
@@ -144,6 +147,7 @@ def test_a_fault_of_the_shortest_way_is_gone_around(store: BlockStore, faults: F
 def test_every_stage_of_a_load_has_its_fault(store: BlockStore, faults: Faults) -> None:  # case C-35
     load(store, *FIVE)
     load(store, *FIVE)
+    assert store._work.wait_idle(WAIT_S)
     assert faults.seen == set(LOAD_STAGES)
 
 

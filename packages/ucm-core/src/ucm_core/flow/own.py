@@ -43,14 +43,17 @@ class OwnCondition(RLock):  # type: ignore[misc] # it can be derived from
         return answer
 
     def notify(self) -> None:
-        """Wake one of those who wait."""
-        if self._waiters:
-            self._waiters.popleft().release()
+        """Wake one of those who wait. Say it before what it is about, which they see once this is left."""
+        for waiter in self._waiters:
+            if waiter.locked():
+                waiter.release()  # it leaves the line by itself
+                return
 
     def notify_all(self) -> None:
-        """Wake all who wait."""
-        while self._waiters:
-            self.notify()
+        """Wake all who wait; as `notify`."""
+        for waiter in self._waiters:
+            if waiter.locked():
+                waiter.release()
 
     def _wait(self, timeout_s: float) -> None:
         """Let go of it until somebody notifies, or for ``timeout_s``; -1 = without end."""
@@ -62,8 +65,7 @@ class OwnCondition(RLock):  # type: ignore[misc] # it can be derived from
             waiter.acquire(timeout=timeout_s)
         finally:
             self.acquire()
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+            self._waiters.remove(waiter)
 
 
 class _Foreign(OwnCondition):  # type: ignore[misc]

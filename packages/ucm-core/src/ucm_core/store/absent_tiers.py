@@ -16,6 +16,7 @@ from ucm_core.flow.ticket import Codes, ResultCode
 from ucm_core.spec.keys import Keys
 from ucm_core.store.arrays import Int64s, Mask, Slots, Versions
 from ucm_core.store.geometry import Geometry
+from ucm_core.store.hold import NoHold
 from ucm_core.store.ring import Claims, Outcome, Touch
 
 
@@ -29,16 +30,27 @@ class NoRing:
         """None is there."""
         return np.zeros(len(keys), dtype=np.uint8)
 
-    def claim(self, keys: Keys, parents: Keys | None = None, *, demand: bool = False) -> Claims:  # noqa: ARG002
+    def hold(self) -> NoHold:
+        """For references of which there are none."""
+        return NoHold()
+
+    def claim(
+        self,
+        keys: Keys,
+        parents: Keys | None = None,  # noqa: ARG002
+        *,
+        demand: bool = False,  # noqa: ARG002
+        hold: object = None,  # noqa: ARG002
+    ) -> Claims:
         """All ``NO_SPACE``."""
-        return _without_slots(len(keys), Outcome.NO_SPACE)
+        return without_slots(len(keys), Outcome.NO_SPACE)
 
     def note_refused(self, keys: Keys, parents: Keys | None) -> None:
         """Nothing to keep the place of."""
 
-    def pin(self, keys: Keys) -> Claims:
+    def pin(self, keys: Keys, *, hold: object = None) -> Claims:  # noqa: ARG002
         """All ``ABSENT``."""
-        return _without_slots(len(keys), Outcome.ABSENT)
+        return without_slots(len(keys), Outcome.ABSENT)
 
     def scatter(self, keys: Keys, strides: Strides) -> bool:  # noqa: ARG002
         """There is nothing to copy."""
@@ -51,9 +63,10 @@ class NoRing:
         *,
         parents: Keys | None = None,  # noqa: ARG002
         units: tuple[int, int],  # noqa: ARG002
+        hold: object = None,  # noqa: ARG002
     ) -> Claims:
         """As `claim`."""
-        return _without_slots(len(keys), Outcome.NO_SPACE)
+        return without_slots(len(keys), Outcome.NO_SPACE)
 
     def wait(
         self,
@@ -152,7 +165,8 @@ class NoFiles:
         return iter(())
 
 
-def _without_slots(count: int, outcome: Outcome) -> Claims:
+def without_slots(count: int, outcome: Outcome) -> Claims:
+    """A claim that took nothing."""
     return Claims(
         slots=np.full(count, -1, dtype=np.int32),
         outcome=np.full(count, outcome, dtype=np.uint8),

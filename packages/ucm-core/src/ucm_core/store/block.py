@@ -28,10 +28,11 @@ from ucm_core.flow.handles import UnitLoad, UnitSave
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.spec.keys import NAME_BYTES, Keys
-from ucm_core.store.arrays import Int64s, Mask, Slots
+from ucm_core.store.arrays import Int64s, Mask
 from ucm_core.store.close_report import CloseReport
 from ucm_core.store.donation import Donation
 from ucm_core.store.geometry import Geometry
+from ucm_core.store.held import HeldSlots
 from ucm_core.store.ledger import NO_RESIDENTS, PinBook, Pins, RecentTouches, Residents, Work, WorkGate
 from ucm_core.store.loading import (
     LoadOrder,
@@ -204,10 +205,10 @@ class BlockStore:
         with self._work.entered() as entered:
             if not entered:
                 return Pins(keys[:0], self._pinned, lambda: None)
-            claims = self._tiers.ring.pin(keys)
-            ready = claims.outcome == Outcome.READY
-            self._tiers.ring.release(claims.slots[(claims.slots >= 0) & ~ready])
-            return Pins(keys[ready], self._pinned, partial(self._unpin, claims.slots[ready]))
+            with HeldSlots(self._tiers.ring) as held:
+                held.pin(keys)
+                ready = held.places(Outcome.READY)
+                return Pins(keys[ready], self._pinned, held.hand_over(ready).release)
 
     def in_flight(self, keys: Keys) -> Mask:
         """``bool[n]``: True where somebody fills the ring's slot now, from an engine's memory or a file.
@@ -218,9 +219,10 @@ class BlockStore:
         with self._work.entered() as entered:
             if not entered or not len(keys):
                 return np.zeros(len(keys), dtype=np.bool_)
-            claims = self._tiers.ring.pin(keys)
-            self._tiers.ring.release(claims.slots[claims.slots >= 0])
-            loading: Mask = claims.outcome == Outcome.LOADING
+            loading = np.zeros(len(keys), dtype=np.bool_)
+            with HeldSlots(self._tiers.ring) as held:
+                held.pin(keys)
+                loading[held.places(Outcome.LOADING)] = True
             return loading
 
     def residents(self) -> Residents:
@@ -311,11 +313,6 @@ class BlockStore:
                 *(report.row, report.kept, report.lost, report.unfinished),
             )
         return report
-
-    def _unpin(self, slots: Slots) -> None:
-        with self._work.entered() as entered:
-            if entered:  # else the ring gave the references back when it was closed
-                self._tiers.ring.release(slots)
 
     def _lookup(self, keys: Keys) -> Mask:
         found = self._tiers.ring.lookup(keys).view(np.bool_)

@@ -13,7 +13,8 @@ from ucm_core.errors import ClosedError, NoSpace, StoreError
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.spec.keys import Keys
 from ucm_core.store.geometry import Geometry
-from ucm_core.store.payloads import Payloads, SlotPayloads
+from ucm_core.store.held import HeldSlots
+from ucm_core.store.payloads import Payloads
 from ucm_core.store.ring import Outcome
 from ucm_core.store.tiers import KeyBatch, Tiers
 from ucm_core.store.writing import WriteOrder, Writer
@@ -39,13 +40,12 @@ class Donation:
         deadline = time.monotonic() + tiers.limits.save_wait_s
         while True:
             seen = writer.finished
-            claims = tiers.ring.claim(key[None])
-            outcome = claims.outcome[0]
-            if outcome == Outcome.OWNER:
-                return cls._of(SlotPayloads(tiers.ring, claims.slots), tiers, writer, key)
-            if outcome != Outcome.NO_SPACE:
-                tiers.ring.release(claims.slots)
-                return None
+            with HeldSlots(tiers.ring) as held:
+                held.claim(key[None])
+                if (owned := held.places(Outcome.OWNER)).size:
+                    return cls._of(held.hand_over(owned), tiers, writer, key)
+                if not held.places(Outcome.NO_SPACE).size:
+                    return None
             if (payload := writer.borrow(1)) is not None:
                 return cls._of(payload, tiers, writer, key)
             if not writer.wait_for_progress(seen, deadline):
@@ -115,6 +115,8 @@ class Donation:
 
 class _Loan:
     """A payload while it is the donor's. It goes back unfilled, at the latest with the last way to it."""
+
+    over = True
 
     def __init__(self, payload: Payloads) -> None:
         self.payload = payload

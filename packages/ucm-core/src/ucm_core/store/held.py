@@ -8,21 +8,23 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from ucm_core.store.absent_tiers import NoRing
-from ucm_core.store.arrays import Int64s, Mask, Slots
-from ucm_core.store.ring import Claims, Outcome, Ring
+from ucm_core.flow.copy import Strides
+from ucm_core.spec.keys import Keys
+from ucm_core.store.absent_tiers import NoRing, without_slots
+from ucm_core.store.arrays import Int64s
+from ucm_core.store.payloads import SlotPayloads
+from ucm_core.store.ring import Outcome, Ring
 
 
 class HeldSlots:
-    """Claims as a context: at its end, slots that are not full are aborted, all others released, once each.
+    """One claim as a context: at its end what is not full is aborted, all else released, once each.
 
-    Places are indices into the claim. ``full``: what we own is full and published already (`Ring.gather`).
+    Places are indices into the claim.
     """
 
-    def __init__(self, ring: Ring | NoRing, claims: Claims, *, full: bool = False) -> None:
-        self._ring, self._claims = ring, claims
-        self._held: Mask = claims.slots >= 0
-        self._filling: Mask = (claims.outcome == Outcome.OWNER) & (not full)
+    def __init__(self, ring: Ring | NoRing) -> None:
+        self._ring, self._hold = ring, ring.hold()
+        self._claims = without_slots(0, Outcome.ABSENT)
 
     def __enter__(self) -> Self:
         return self
@@ -30,10 +32,21 @@ class HeldSlots:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self.abort(self._filling.nonzero()[0])
-        finally:
-            self._ring.release(self.hand_over(self._held.nonzero()[0]))
+        self._hold.let_go()
+
+    def claim(self, keys: Keys, parents: Keys | None = None, *, demand: bool = False) -> None:
+        """`Ring.claim`."""
+        self._claims = self._ring.claim(keys, parents, demand=demand, hold=self._hold)
+
+    def pin(self, keys: Keys) -> None:
+        """`Ring.pin`."""
+        self._claims = self._ring.pin(keys, hold=self._hold)
+
+    def gather(
+        self, keys: Keys, strides: Strides, *, parents: Keys | None = None, units: tuple[int, int]
+    ) -> None:
+        """`Ring.gather`."""
+        self._claims = self._ring.gather(keys, strides, parents=parents, units=units, hold=self._hold)
 
     def places(self, outcome: Outcome) -> Int64s:
         """The places with this outcome."""
@@ -51,21 +64,17 @@ class HeldSlots:
 
     def publish(self, places: Int64s) -> None:
         """Make full slots readable for everybody."""
-        self._ring.publish(self._claims.slots[places])
-        self._filling[places] = False
+        self._hold.publish(places)
 
     def abort(self, places: Int64s) -> None:
         """Give slots up unfilled, with their references; whoever waits for them is told."""
-        if not places.size:
-            return
-        self._filling[places] = self._held[places] = False
-        self._ring.abort(self._claims.slots[places])
+        if places.size:
+            self._hold.abort(places)
 
     def wait(self, places: Int64s, timeout_s: float) -> npt.NDArray[np.uint8]:
         """Outcomes of waiting for whoever fills these slots."""
         return self._ring.wait(self._claims.slots[places], self._claims.version[places], timeout_s=timeout_s)
 
-    def hand_over(self, places: Int64s) -> Slots:
-        """Slots whose reference is the caller's from now on."""
-        self._held[places] = False
-        return self._claims.slots[places]
+    def hand_over(self, places: Int64s) -> SlotPayloads:
+        """Payloads that hold these slots from now on."""
+        return SlotPayloads(self._ring, self._claims.slots[places], self._hold.part(places))

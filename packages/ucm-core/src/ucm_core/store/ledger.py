@@ -52,18 +52,19 @@ NO_RESIDENTS = Residents(np.zeros((0, NAME_BYTES), np.uint8), np.zeros(0, np.boo
 class Pins:
     """Objects kept in the ring; `release` ends it, once. A further release is a no-op.
 
-    Pins hold room that nobody else can use: keep them short, and never across a wait for other pins.
+    Pins hold room that nobody else can use: keep them short, and never across a wait for other pins. They end
+    with the last who has them.
     """
 
     def __init__(self, keys: Keys, book: PinBook, let_go: Callable[[], None]) -> None:
         self.keys = keys
         """``uint8[n, 32]``: the keys that are kept, a part of those asked for."""
         self._book, self._let_go = book, let_go
-        self._entry = book.add(keys)
+        book.add(self)
 
     def release(self) -> None:
         """Let the ring have the slots again."""
-        if self._book.remove(self._entry):
+        if self._book.remove(self):
             self._let_go()
 
     def __enter__(self) -> Self:
@@ -78,30 +79,29 @@ class PinBook:
 
     def __init__(self) -> None:
         self._lock = OwnCondition()
-        self._entries: dict[int, Keys] = {}
-        self._numbers = itertools.count()
+        self._entries: set[weakref.ref[Pins]] = set()
 
     @property
     def count(self) -> int:
         """Objects that are pinned now."""
         with self._lock:
-            return sum(map(len, self._entries.values()))
+            found = [entry() for entry in list(self._entries)]
+        return sum(len(pins.keys) for pins in found if pins is not None)
 
-    def add(self, keys: Keys) -> int:
-        """Enter one set of pins; returns its number. In a forked child it is of nothing, and not entered."""
-        if self._lock.foreign:
-            return -1
-        with self._lock:
-            number = next(self._numbers)
-            self._entries[number] = keys
-            return number
+    def add(self, pins: Pins) -> None:
+        """Enter one set of pins. In a forked child it is of nothing, and not entered."""
+        if not self._lock.foreign:
+            with self._lock:
+                self._entries.add(weakref.ref(pins, self._entries.discard))
 
-    def remove(self, number: int) -> bool:
-        """Strike an entry out; False when it was struck before, or in a forked child, which holds nothing."""
+    def remove(self, pins: Pins) -> bool:
+        """Strike it out; False when it was struck before, or in a forked child, which holds nothing."""
         if self._lock.foreign:
             return False
         with self._lock:
-            return self._entries.pop(number, None) is not None
+            entered = weakref.ref(pins) in self._entries
+            self._entries.discard(weakref.ref(pins))
+            return entered
 
     def forget(self) -> None:
         """Strike everything out: the ring is gone."""

@@ -21,10 +21,10 @@ from ucm_core.spec.keys import Keys
 from ucm_core.store.arrays import Int64s
 from ucm_core.store.held import HeldSlots
 from ucm_core.store.payloads import PrivateMemory
-from ucm_core.store.ring import Claims, Outcome
+from ucm_core.store.ring import Outcome
 from ucm_core.store.tiers import KeyBatch, Tiers, copy_each, count_failures
 
-_OK, _READY = np.uint8(ResultCode.OK), np.uint8(Outcome.READY)
+_OK = np.uint8(ResultCode.OK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ def load_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
         return
     if deliver_resident(tiers, order, ids=ids):
         return
-    with HeldSlots(tiers.ring, _claim(tiers, order, ids)) as held:
+    with HeldSlots(tiers.ring) as held:
+        _claim(held, tiers, order, ids=ids)
         chunk = _Chunk(tiers, order, ids, held)
         chunk.deliver(held.places(Outcome.READY), "ring")
         chunk.read(held.places(Outcome.OWNER))
@@ -84,7 +85,8 @@ def prefetch_chunk(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
     if order.cancelled:
         order.batch.settle(order.ticket, ids, codes=ResultCode.CANCELLED)
         return
-    with HeldSlots(tiers.ring, _claim(tiers, order, ids)) as held:
+    with HeldSlots(tiers.ring) as held:
+        _claim(held, tiers, order, ids=ids)
         chunk = _Chunk(tiers, order, ids, held)
         chunk.read(held.places(Outcome.OWNER))
         if held.owned:
@@ -101,12 +103,13 @@ _PREFETCHED = {
 }
 
 
-def _claim(tiers: Tiers, order: LoadOrder, ids: Int64s) -> Claims:
+def _claim(held: HeldSlots, tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> None:
     """Slots of what is there, and slots to fill; without files nothing could fill them, so none is taken."""
     keys = order.batch.keys[ids]
-    if not tiers.files.keeps:
-        return tiers.ring.pin(keys)
-    return tiers.ring.claim(keys, order.batch.parents(ids), demand=order.target is not None)
+    if tiers.files.keeps:
+        held.claim(keys, order.batch.parents(ids), demand=order.target is not None)
+    else:
+        held.pin(keys)
 
 
 def deliver_resident(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> bool:
@@ -140,16 +143,13 @@ def _strides(target: BlockTarget | None, index: Int64s | None) -> Strides | None
 
 
 def _deliver_pinned(tiers: Tiers, order: LoadOrder, ids: Int64s) -> bool:
-    claims = tiers.ring.pin(order.batch.keys[ids])
-    held = claims.slots[claims.slots >= 0]
-    try:
-        whole = not np.count_nonzero(claims.outcome != _READY)
-        if whole:
-            _deliver(tiers, order, ids, tiers.ring.addresses(held), "ring")
-        return whole
-    finally:
-        if held.size:
-            tiers.ring.release(held)
+    with HeldSlots(tiers.ring) as held:
+        held.pin(order.batch.keys[ids])
+        ready = held.places(Outcome.READY)
+        if ready.size < ids.size:
+            return False
+        _deliver(tiers, order, ids, held.addresses(ready), "ring")
+        return True
 
 
 @dataclass(frozen=True, slots=True)

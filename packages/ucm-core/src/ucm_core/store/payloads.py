@@ -11,6 +11,7 @@ import numpy as np
 
 from ucm_core.store.absent_tiers import NoRing
 from ucm_core.store.arrays import Int64s, Slots
+from ucm_core.store.hold import Hold, NoHold
 from ucm_core.store.ring import Ring
 
 
@@ -39,11 +40,12 @@ class Payloads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SlotPayloads:
-    """Slots of a ring, each with one reference."""
+    """Slots of a ring, each with one reference, which `hold` has where it is given."""
 
     in_ring: ClassVar[bool] = True
     ring: Ring | NoRing
     slots: Slots
+    hold: Hold | NoHold | None = None
 
     @property
     def addresses(self) -> Int64s:
@@ -52,20 +54,30 @@ class SlotPayloads:
 
     def part(self, places: Int64s) -> Self:
         """Some of the slots."""
-        return replace(self, slots=self.slots[places])
+        hold = None if self.hold is None else self.hold.part(places)
+        return replace(self, slots=self.slots[places], hold=hold)
 
     def publish(self) -> bool:
         """To every process of the node."""
-        self.ring.publish(self.slots)
+        if self.hold is not None:
+            self.hold.publish(np.arange(self.slots.size))
+        else:
+            self.ring.publish(self.slots)
         return True
 
     def abort(self) -> None:
         """Give owned slots up."""
-        self.ring.abort(self.slots)
+        if self.hold is not None:
+            self.hold.let_go()
+        else:
+            self.ring.abort(self.slots)
 
     def release(self) -> None:
         """Give the references back."""
-        self.ring.release(self.slots)
+        if self.hold is not None:
+            self.hold.let_go()
+        else:
+            self.ring.release(self.slots)
 
 
 class PrivateMemory:

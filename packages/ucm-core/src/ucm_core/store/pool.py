@@ -80,8 +80,8 @@ class IoPool:
                 self._start()
             if not self._threads:
                 return False
-            heappush(self._queues[priority], (rank, next(self._numbers), work))
             self._changed.notify()
+            heappush(self._queues[priority], (rank, next(self._numbers), work))
             reader = self._find_reader() if priority is Priority.READ else None
         if reader is not None:
             reader.submit(Priority.LOAD, lambda: self._run_here(Priority.READ))
@@ -126,13 +126,16 @@ class IoPool:
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=f"ucm-io-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
         try:
             thread.start()
-        except RuntimeError as error:  # the system has no more; those that we have do the work
+        except BaseException as error:
+            if not thread.is_alive():
+                self._threads.remove(thread)
+            if not isinstance(error, RuntimeError):  # a signal's handler ended this call
+                raise
             metrics.ERRORS.labels(where="io_thread").inc()
-            _log.warning("no further I/O thread: %s", error)
-        else:
-            self._threads.append(thread)
+            _log.warning("no further I/O thread: %s", error)  # those that we have do the work
 
     def _run(self) -> None:
         while self._run_next():

@@ -56,6 +56,7 @@ from ucm_core.spec.keys import Keys
 from ucm_core.store import huge_pages, region
 from ucm_core.store.anchors import Anchors
 from ucm_core.store.arrays import Mask, Slots, Versions
+from ucm_core.store.hold import Hold, NoHold
 
 _Number = TypeVar("_Number", np.int32, np.uint32)
 _SLOTS_END = 1 << 31
@@ -236,8 +237,18 @@ class Ring:
         """``uint8[n]``, 1 = READY now; takes no reference and marks nothing. ``keys`` is ``uint8[n, 32]``."""
         return self._native.lookup(np.ascontiguousarray(keys), self._now_s())
 
+    def hold(self) -> Hold:
+        """What can have references that a claim takes, and gives them back when nobody has it any more."""
+        return Hold(self._native, self._now_s)
+
     def claim(
-        self, keys: Keys, parents: Keys | None = None, *, whole: bool = False, demand: bool = False
+        self,
+        keys: Keys,
+        parents: Keys | None = None,
+        *,
+        whole: bool = False,
+        demand: bool = False,
+        hold: Hold | NoHold | None = None,
     ) -> Claims:
         """Take a reference on every key that is there or coming, and an empty slot to fill for every other.
 
@@ -249,10 +260,14 @@ class Ring:
 
         ``whole``: all keys, or NO_SPACE for all; then nothing is referenced, and what would have had to go is
         there as before. ``demand``: somebody waits for the bytes. Other claims leave a sixteenth of the slots
-        empty for those.
+        empty for those. ``hold``, here and below: has the references, instead of the caller.
         """
         before = self._anchors_of(parents)
-        claims = Claims(*self._native.claim(np.ascontiguousarray(keys), before, self._now_s(), whole, demand))
+        claims = Claims(
+            *self._native.claim(
+                np.ascontiguousarray(keys), before, self._now_s(), whole, demand, _noted(hold)
+            )
+        )
         self._note_anchors(keys, parents, claims)
         return claims
 
@@ -261,12 +276,12 @@ class Ring:
         if parents is not None:
             self._anchors.note(keys, parents, refused=np.ones(len(keys), dtype=np.bool_))
 
-    def pin(self, keys: Keys) -> Claims:
+    def pin(self, keys: Keys, *, hold: Hold | NoHold | None = None) -> Claims:
         """Take a reference on every key that is there or coming; others are ABSENT.
 
         A key whose slot is just being looked at by an evictor may be called absent although it stays.
         """
-        return Claims(*self._native.pin(np.ascontiguousarray(keys), self._now_s()))
+        return Claims(*self._native.pin(np.ascontiguousarray(keys), self._now_s(), _noted(hold)))
 
     def scatter(self, keys: Keys, strides: Strides) -> bool:
         """Copy the payloads of ``keys``, all READY, to engine memory (`ucm_core.flow.copy.strides_of`).
@@ -276,7 +291,13 @@ class Ring:
         return self._native.scatter(np.ascontiguousarray(keys), strides, self._now_s())
 
     def gather(
-        self, keys: Keys, strides: Strides, *, parents: Keys | None = None, units: tuple[int, int]
+        self,
+        keys: Keys,
+        strides: Strides,
+        *,
+        parents: Keys | None = None,
+        units: tuple[int, int],
+        hold: Hold | NoHold | None = None,
     ) -> Claims:
         """`claim` distinct ``keys``, then fill the slots that are ours from engine memory, and publish them.
 
@@ -284,7 +305,9 @@ class Ring:
         padding.
         """
         before, now_s = self._anchors_of(parents), self._now_s()
-        claims = Claims(*self._native.gather(np.ascontiguousarray(keys), before, now_s, strides, units))
+        claims = Claims(
+            *self._native.gather(np.ascontiguousarray(keys), before, now_s, strides, units, _noted(hold))
+        )
         self._note_anchors(keys, parents, claims)
         return claims
 
@@ -394,6 +417,10 @@ class Ring:
 
 
 _open_here: weakref.WeakSet[_native.Ring] = weakref.WeakSet()
+
+
+def _noted(hold: Hold | NoHold | None) -> _native.Hold | None:
+    return None if hold is None else hold.native
 
 
 def _forget_in_child() -> None:

@@ -14,8 +14,8 @@ from ucm_core.flow.ticket import Codes, ResultCode, Ticket
 from ucm_core.ops import metrics
 from ucm_core.store.arrays import Int64s
 from ucm_core.store.held import HeldSlots
-from ucm_core.store.payloads import Payloads, SlotPayloads
-from ucm_core.store.ring import Claims, Outcome
+from ucm_core.store.payloads import Payloads
+from ucm_core.store.ring import Outcome
 from ucm_core.store.tiers import KeyBatch, Tiers, copy_each, count_failures
 from ucm_core.store.writing import WriteOrder, Writer
 
@@ -41,7 +41,6 @@ class _Left:
         return ResultCode.NO_SPACE if self.no_slot.size else ResultCode.TIMEOUT
 
 
-_OWNER = np.uint8(Outcome.OWNER)
 _NONE = np.zeros(0, dtype=np.int64)
 _NOTHING_LEFT = _Left(no_slot=_NONE, others=_NONE, again=False)
 
@@ -104,19 +103,18 @@ class Save:
 
     def _wave(self, ids: Int64s) -> _Left:
         """Save what gets a slot, or what somebody else saves meanwhile."""
-        claims = self._claim_full(ids)
-        if claims is not None and not np.count_nonzero(claims.outcome != _OWNER):
-            self._keep(ids, SlotPayloads(self._tiers.ring, claims.slots))
-            return _NOTHING_LEFT
-        with HeldSlots(self._tiers.ring, claims or self._claim(ids), full=claims is not None) as held:
+        with HeldSlots(self._tiers.ring) as held:
+            filled = self._claim(held, ids)
             owned = held.places(Outcome.OWNER)
-            good = self._fill(ids, held, owned) if claims is None else owned
+            good = owned if filled else self._fill(ids, held, owned)
+            if good.size == ids.size:
+                self._keep(ids, held.hand_over(good))
+                return _NOTHING_LEFT
             loading = held.places(Outcome.LOADING)
             outcome = held.wait(loading, self._left_s)
             brought = loading[outcome == Outcome.READY]
             full = np.concatenate([held.places(Outcome.READY), good, brought])
-            slots = SlotPayloads(self._tiers.ring, held.hand_over(full))
-            self._keep(ids[full], slots)
+            self._keep(ids[full], held.hand_over(full))
         return _Left(
             no_slot=ids[held.places(Outcome.NO_SPACE)],
             others=ids[loading[outcome != Outcome.READY]],
@@ -155,19 +153,16 @@ class Save:
         self._write(mine[good], payloads.part(good))
         return ids[mine.size :]
 
-    def _claim_full(self, ids: Int64s) -> Claims | None:
-        """Claim, and fill what is ours, by one native call; None, and nothing claimed, where it cannot be."""
-        geometry = self._tiers.files.geometry
+    def _claim(self, held: HeldSlots, ids: Int64s) -> bool:
+        """Claim; True: what is ours is filled already, by the same native call."""
+        keys, parents, geometry = self._batch.keys[ids], self._batch.parents(ids), self._tiers.files.geometry
         with suppress(Exception):  # what is wrong with the source is found out object by object
             strides = strides_of(self._source, self._batch.first[ids], written=False)
             if strides is not None:
-                units = (geometry.shards, geometry.shard_bytes)
-                keys, parents = self._batch.keys[ids], self._batch.parents(ids)
-                return self._tiers.ring.gather(keys, strides, parents=parents, units=units)
-        return None
-
-    def _claim(self, ids: Int64s) -> Claims:
-        return self._tiers.ring.claim(self._batch.keys[ids], self._batch.parents(ids))
+                held.gather(keys, strides, parents=parents, units=(geometry.shards, geometry.shard_bytes))
+                return True
+        held.claim(keys, parents)
+        return False
 
     def _gather(self, ids: Int64s, address: Int64s) -> Codes:
         """Gather whole payloads; INVALID where the source could not give one."""

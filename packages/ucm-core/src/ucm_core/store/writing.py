@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +92,11 @@ class Writer:
             if granted <= 0:
                 return None
             self._borrowed += granted
-        return PrivatePayloads(PrivateMemory(granted, size_bytes), np.arange(granted), self._give_back)
+        try:
+            return PrivatePayloads(PrivateMemory(granted, size_bytes), np.arange(granted), self._give_back)
+        except BaseException:
+            self._give_back(granted)
+            raise
 
     def write(self, order: WriteOrder, payloads: Payloads, *, inline: bool = False) -> None:
         """Take over the payloads, and write each under its key, here or on the pool."""
@@ -99,17 +104,32 @@ class Writer:
             payloads.release()
             order.ticket.settle_rest(ResultCode.CANCELLED)
             return
-        mine = self._register(order, in_ring=payloads.in_ring)
-        places = np.flatnonzero(mine)
+        mine = np.zeros(order.ids.size, dtype=np.bool_)
+        works: list[_WriteWork] = []
+        try:
+            self._register(order, mine, in_ring=payloads.in_ring)
+            self._divide(order, payloads, np.flatnonzero(mine), works=works)
+            if not mine.all():
+                payloads.part(np.flatnonzero(~mine)).release()
+            for work in works:
+                if inline or not self._tiers.pool.submit(Priority.WRITE, work.run):
+                    work.run()
+        except BaseException:  # a signal's handler ended this call: somebody else may wait for these keys
+            for work in works:
+                work.give_up()
+            begun = sum(work.order.ids.size for work in works)
+            left = np.flatnonzero(mine)[begun:]
+            if left.size:
+                _WriteWork(self, order.part(left), payloads.part(left)).give_up()
+            raise
+
+    def _divide(
+        self, order: WriteOrder, payloads: Payloads, places: Int64s, *, works: list[_WriteWork]
+    ) -> None:
         size = self._tiers.chunk_objects
-        inline |= not self._tiers.files.keeps
         for begin in range(0, places.size, size):
             chunk = places[begin : begin + size]
-            work = _WriteWork(self, order.part(chunk), payloads.part(chunk))
-            if inline or not self._tiers.pool.submit(Priority.WRITE, work.run):
-                work.run()
-        if places.size < mine.size:
-            payloads.part(np.flatnonzero(~mine)).release()
+            works.append(_WriteWork(self, order.part(chunk), payloads.part(chunk)))
 
     def wait_for_slots(self, seen: int, deadline: float) -> bool:
         """As `wait_for_progress`, while any of the pieces holds slots of the ring."""
@@ -183,17 +203,17 @@ class Writer:
             self._finished += 1
             self._changed.notify_all()
 
-    def _register(self, order: WriteOrder, *, in_ring: bool) -> npt.NDArray[np.bool_]:
-        """True where nobody writes the key yet and the caller's payload will be used."""
-        names, mine = order.names, np.ones(order.ids.size, dtype=np.bool_)
+    def _register(self, order: WriteOrder, mine: npt.NDArray[np.bool_], *, in_ring: bool) -> None:
+        """Set ``mine`` where nobody writes the key yet and the caller's payload will be used."""
+        names = order.names
         with self._changed:
+            mine[:] = True
             if not self._under_way.isdisjoint(names):
                 for place in [place for place, name in enumerate(names) if name in self._under_way]:
                     mine[place] = False
                     self._others.setdefault(names[place], []).append((order, place))
             self._under_way.update(names)
             self._in_slots += int(np.count_nonzero(mine)) * in_ring
-        return mine
 
     def _unregister(self, order: WriteOrder, codes: Codes) -> dict[WriteOrder, list[tuple[int, int]]]:
         """Who else waits for these keys: places in its order, and the codes there."""
@@ -214,16 +234,32 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class _WriteWork:
-    """One piece of writing; ends with a code for every key, whatever happens."""
+    """One piece of writing; ends with a code for every key, whatever happens, and once."""
 
     writer: Writer
     order: WriteOrder
     payloads: Payloads
+    turn: list[None] = field(default_factory=lambda: [None])
+    """Empty once somebody has begun."""
 
     def run(self) -> None:
         order = self.order
+        if not self._begins():
+            return
         codes = np.full(order.ids.size, ResultCode.UNAVAILABLE, dtype=np.uint8)
         try:
             codes = self.writer.write_now(order.batch.keys[order.ids], self.payloads.addresses)
         finally:
             self.writer.finish(order, self.payloads, codes=codes)
+
+    def give_up(self) -> None:
+        """End it unless it has begun."""
+        if self._begins():
+            codes = np.full(self.order.ids.size, ResultCode.UNAVAILABLE, dtype=np.uint8)
+            self.writer.finish(self.order, self.payloads, codes=codes)
+
+    def _begins(self) -> bool:
+        with suppress(IndexError):
+            self.turn.pop()
+            return True
+        return False
