@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,6 +117,29 @@ class Actor:
             same = np.array_equal(got, right) if code == ResultCode.OK else bool((got == UNTOUCHED).all())
             assert same, f"object {number} came as {ResultCode(code).name} with wrong bytes"
         return codes
+
+    def save_units(self, numbers: tuple[int, ...], shards: Iterable[int]) -> None:
+        """Save unit by unit and wait; says what is promised."""
+        save = self.store.begin_save(keys_of(*numbers), BufferBlocks(payloads_of(GEOMETRY, *numbers)))
+        for shard in shards:
+            save.submit(slice(shard, shard + 1))
+        save.seal()
+        assert save.ticket.wait(WAIT_S), "a save by units hangs"
+        self._promise("ring", numbers, save.ticket.object_results)
+        self.await_durable(save.ticket, *numbers)
+
+    def load_units(self, numbers: tuple[int, ...], shards: Iterable[int]) -> None:
+        """Load these units, give the others up; what is OK has its own bytes, what is not was not written."""
+        out = blank(GEOMETRY, len(numbers))
+        load = self.store.begin_load(keys_of(*numbers), BufferBlocks(out))
+        for shard in shards:
+            load.submit(slice(shard, shard + 1), urgency=shard)
+            assert load.ticket.wait(WAIT_S, shard=shard), "a unit hangs"
+        load.cancel()
+        assert load.ticket.wait(WAIT_S), "a cancelled load hangs"
+        there = (load.ticket.results == ResultCode.OK)[..., None]
+        right = np.where(there, payloads_of(GEOMETRY, *numbers), np.uint8(UNTOUCHED))
+        assert np.array_equal(out, right), "a unit came with wrong bytes"
 
     def check_use(self) -> None:
         """The store works."""
@@ -253,6 +276,29 @@ def chain(actor: Actor) -> None:
     actor.load(*numbers)
 
 
+def unit_load(actor: Actor) -> None:
+    """Unit by unit: from the medium, one that is not there; from the ring, and given up in between."""
+    actor.open()
+    actor.load_units((*OLD, actor.mine[0]), range(GEOMETRY.shards))
+    actor.load_units(OLD, (2, 0))
+    actor.load(*OLD)
+
+
+def unit_save(actor: Actor) -> None:
+    """Unit by unit, one of them again; more than the ring holds; one that is given up."""
+    actor.open()
+    actor.save_units(actor.mine[:3], (0, 1, 2, 0))
+    with actor.store.pin(keys_of(*OLD)):
+        actor.save_units(actor.mine[3:15], range(GEOMETRY.shards))
+    left = actor.store.begin_save(
+        keys_of(actor.mine[15]), BufferBlocks(payloads_of(GEOMETRY, actor.mine[15]))
+    )
+    left.submit(slice(0, 1))
+    left.abandon()
+    assert left.ticket.wait(WAIT_S), "an abandoned save hangs"
+    actor.load_units((*actor.mine[:4], actor.mine[15]), (0, 1, 2))
+
+
 def _fill(ring: Ring, claims: Claims, numbers: tuple[int, ...]) -> None:
     for address, content in zip(ring.addresses(claims.slots), payloads_of(GEOMETRY, *numbers), strict=True):
         ctypes.memmove(int(address), content.ctypes.data, content.nbytes)
@@ -334,6 +380,8 @@ SCENARIOS = {
     "wait": Scenario(wait),
     "chain": Scenario(chain, crowded=True, steps=("ring.",)),
     "shards": Scenario(shards, steps=("ring.",)),
+    "unit_load": Scenario(unit_load),
+    "unit_save": Scenario(unit_save, crowded=True),
     "collect": Scenario(collect, collects=True),
     "touch": Scenario(touch),
     "books": Scenario(books),

@@ -20,6 +20,7 @@ from ucm_core.flow.ticket import ResultCode
 pytestmark = pytest.mark.timeout(7200)
 
 NAMES = ("load", "save_synced", "prefetch", "donate", "drop", "collect", "touch", "books", "create")
+NAMES += ("unit_load", "unit_save")
 STALE = tuple(
     Fault(step, Action.FAIL, errno.ESTALE) for step, errors in ERRORS.items() if errno.ESTALE in errors
 )
