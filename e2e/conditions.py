@@ -23,7 +23,7 @@ WAVE = 6
 DTYPES = {"gdn": "bfloat16"}
 """Of others float32: two ways to compute the same then differ far less than answers do. vLLM's kernels for
 GDN on a CPU know only this one."""
-RINGS = {"dense": "1MiB", "window": "1MiB", "mla": "4MiB", "mamba": "2MiB", "gdn": "4MiB"}
+RINGS = {"dense": "1MiB", "window": "1MiB", "mla": "2MiB", "mamba": "1MiB", "gdn": "4MiB"}
 """Room for a few objects: most of what is loaded comes from files."""
 
 
@@ -63,7 +63,7 @@ MODES = {
         Mode(
             "layerwise",
             arguments={"max_num_batched_tokens": 128},
-            pools={"dense": 6, "window": 11, "mla": 49, "mamba": 16, "gdn": 16},
+            pools={"dense": 6, "window": 11, "mla": 41, "mamba": 16, "gdn": 16},
         ),
         Mode("whole", settings={"layerwise": False}),
         Mode("asynchronous", settings={"load_asynchronously": True}),
