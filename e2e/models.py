@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,19 @@ MODELS = {
         Model("gdn", 384, lengths=(505, 900), has_state=True),
     )
 }
+
+
+BENCH_MODELS = MODELS | {
+    "dense": replace(MODELS["dense"], arguments={"dtype": "float32"}),
+    "window": replace(MODELS["window"], arguments={"dtype": "float32"}),
+    # Its states are larger: the attention block is raised, and a chunk must hold it.
+    "mamba": replace(
+        MODELS["mamba"],
+        engine_block_tokens=384,
+        arguments={"dtype": "float32", "max_num_batched_tokens": 384},
+    ),
+}
+"""The models of `bench_family`."""
 
 
 def llm_arguments(model: Model, checkpoint: Path, **more: Any) -> dict[str, Any]:

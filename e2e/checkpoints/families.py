@@ -1,4 +1,4 @@
-"""The families the stories run on, in the smallest sizes that real engines accept.
+"""The families the stories run on, in the smallest sizes that real engines accept, or larger for benchmarks.
 
 Names and shapes are those of published checkpoints.
 
@@ -12,12 +12,36 @@ Names and shapes are those of published checkpoints.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 HIDDEN = 128
 HEADS = 4
 KV_HEADS = 2
 HEAD_DIM = 32
+YARN: dict[str, object] = {"rope_type": "yarn", "type": "yarn", "beta_fast": 32, "beta_slow": 1}
+YARN |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a family is."""
+
+    hidden: int = HIDDEN
+    inner: int = 256
+    """Width of its MLPs; experts have a part of it."""
+    periods: int = 1
+    """How often its pattern of layers comes."""
+    positions: int = 4096
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What it says in `config.json`."""
+        return {"hidden_size": self.hidden, "max_position_embeddings": self.positions}
+
+
+TINY = Size()
+BENCH = Size(hidden=512, inner=1408, periods=2, positions=8192)
+"""Where computing a prompt takes much longer than stepping the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +99,14 @@ def _norms(layer: str, hidden: int, *, mean: float = 1.0) -> Iterator[Weight]:
         yield Weight(f"{layer}.{name}.weight", (hidden,), scale=0.0, mean=mean)
 
 
-def _attention(layer: str, *, bias: bool = False, query_rows: int = HEADS * HEAD_DIM) -> Iterator[Weight]:
+def _attention(
+    layer: str, hidden: int = HIDDEN, *, bias: bool = False, query_rows: int = HEADS * HEAD_DIM
+) -> Iterator[Weight]:
     prefix = f"{layer}.self_attn"
-    yield from _linear(f"{prefix}.q_proj", query_rows, HIDDEN, bias=bias)
-    yield from _linear(f"{prefix}.k_proj", KV_HEADS * HEAD_DIM, HIDDEN, bias=bias)
-    yield from _linear(f"{prefix}.v_proj", KV_HEADS * HEAD_DIM, HIDDEN, bias=bias)
-    yield from _linear(f"{prefix}.o_proj", HIDDEN, HEADS * HEAD_DIM, bias=bias)
+    yield from _linear(f"{prefix}.q_proj", query_rows, hidden, bias=bias)
+    yield from _linear(f"{prefix}.k_proj", KV_HEADS * HEAD_DIM, hidden, bias=bias)
+    yield from _linear(f"{prefix}.v_proj", KV_HEADS * HEAD_DIM, hidden, bias=bias)
+    yield from _linear(f"{prefix}.o_proj", hidden, HEADS * HEAD_DIM, bias=bias)
 
 
 def _gated_mlp(prefix: str, hidden: int, inner: int, *, scale: float = 0.12) -> Iterator[Weight]:
@@ -111,60 +137,65 @@ def demo_family(*, layers: int, hidden: int, inner: int) -> Family:
     return Family(config | {"num_attention_heads": heads, "num_key_value_heads": kv_heads}, tuple(weights))
 
 
-def window_family() -> Family:
-    """gpt-oss, 4 layers: sliding window of 64 and full attention in turn, 4 experts."""
-    weights = [*_ends(512, HIDDEN)]
-    for layer in (f"model.layers.{index}" for index in range(4)):
+def window_family(size: Size = TINY) -> Family:
+    """gpt-oss, 4 layers a period: sliding window of 64 and full attention in turn, 4 experts."""
+    hidden, layers = size.hidden, 4 * size.periods
+    weights = [*_ends(512, hidden)]
+    for layer in (f"model.layers.{index}" for index in range(layers)):
         experts = f"{layer}.mlp.experts"
-        weights += [*_norms(layer, HIDDEN), *_attention(layer, bias=True)]
+        weights += [*_norms(layer, hidden), *_attention(layer, hidden, bias=True)]
         weights += [
             Weight(f"{layer}.self_attn.sinks", (HEADS,)),
-            *_linear(f"{layer}.mlp.router", 4, HIDDEN, bias=True),
+            *_linear(f"{layer}.mlp.router", 4, hidden, bias=True),
         ]
         weights += [
-            Weight(f"{experts}.gate_up_proj", (4, HIDDEN, 256)),
-            Weight(f"{experts}.gate_up_proj_bias", (4, 256)),
+            Weight(f"{experts}.gate_up_proj", (4, hidden, size.inner)),
+            Weight(f"{experts}.gate_up_proj_bias", (4, size.inner)),
         ]
         weights += [
-            Weight(f"{experts}.down_proj", (4, 128, HIDDEN)),
-            Weight(f"{experts}.down_proj_bias", (4, HIDDEN)),
+            Weight(f"{experts}.down_proj", (4, size.inner // 2, hidden)),
+            Weight(f"{experts}.down_proj_bias", (4, hidden)),
         ]
     config = _common(
-        "GptOssForCausalLM", "gpt_oss", num_hidden_layers=4, sliding_window=64, attention_bias=True
+        "GptOssForCausalLM", "gpt_oss", num_hidden_layers=layers, sliding_window=64, attention_bias=True
     )
-    config |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "intermediate_size": 128}
+    config |= {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
+    config |= {"intermediate_size": size.inner // 2}
     config |= {"num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 7.0, "rope_theta": 150000.0}
     rope = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
     rope |= {"original_max_position_embeddings": 4096, "truncate": False}
-    return Family(config | {"rope_parameters": rope}, tuple(weights))
+    return Family(config | size.settings | {"rope_parameters": rope}, tuple(weights))
 
 
-def mla_family() -> Family:
-    """DeepSeek-V3, 3 layers with dense MLPs, no query compression, YaRN rotary scaling, float32.
+def mla_family(size: Size = TINY) -> Family:
+    """DeepSeek-V3, 3 layers a period with dense MLPs, no query compression, YaRN rotary scaling, float32.
 
     Only in this shape do CPU prefill and decode kernels agree, so that tokens are an oracle for MLA.
     """
     heads, latent, rope, nope, value, scale = 2, 512, 64, 32, 32, 0.08
+    hidden, layers = size.hidden, 3 * size.periods
     weights = [
-        Weight("model.embed_tokens.weight", (512, HIDDEN), 0.4),
-        Weight("lm_head.weight", (512, HIDDEN), scale),
+        Weight("model.embed_tokens.weight", (512, hidden), 0.4),
+        Weight("lm_head.weight", (512, hidden), scale),
     ]
-    weights.append(_ones("model.norm.weight", HIDDEN))
-    for layer in (f"model.layers.{index}" for index in range(3)):
+    weights.append(_ones("model.norm.weight", hidden))
+    for layer in (f"model.layers.{index}" for index in range(layers)):
         attention = f"{layer}.self_attn"
-        weights += [*_norms(layer, HIDDEN), *_gated_mlp(f"{layer}.mlp", HIDDEN, 256, scale=scale)]
-        weights += _linear(f"{attention}.q_proj", heads * (nope + rope), HIDDEN, scale=scale)
-        weights += _linear(f"{attention}.kv_a_proj_with_mqa", latent + rope, HIDDEN, scale=scale)
+        weights += [*_norms(layer, hidden), *_gated_mlp(f"{layer}.mlp", hidden, size.inner, scale=scale)]
+        weights += _linear(f"{attention}.q_proj", heads * (nope + rope), hidden, scale=scale)
+        weights += _linear(f"{attention}.kv_a_proj_with_mqa", latent + rope, hidden, scale=scale)
         weights.append(_ones(f"{attention}.kv_a_layernorm.weight", latent))
         weights += _linear(f"{attention}.kv_b_proj", heads * (nope + value), latent, scale=2 * scale)
-        weights += _linear(f"{attention}.o_proj", HIDDEN, heads * value, scale=2 * scale)
-    return Family(_mla_config(heads, latent, rope, nope), tuple(weights), dtype="F32")
+        weights += _linear(f"{attention}.o_proj", hidden, heads * value, scale=2 * scale)
+    config = _mla_config(heads, latent, rope, nope) | size.settings
+    config |= {"intermediate_size": size.inner, "num_hidden_layers": layers, "first_k_dense_replace": layers}
+    scaling = {"factor": size.positions / 1024, "original_max_position_embeddings": 1024}
+    config["rope_scaling"] = YARN | scaling
+    return Family(config, tuple(weights), dtype="F32")
 
 
 def _mla_config(heads: int, latent: int, rope: int, nope: int) -> dict[str, object]:
-    scaling = {"rope_type": "yarn", "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
-    scaling |= {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
-    config = _common("DeepseekV3ForCausalLM", "deepseek_v3", dtype="float32", num_hidden_layers=3)
+    config = _common("DeepseekV3ForCausalLM", "deepseek_v3", dtype="float32")
     config |= {
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
@@ -177,36 +208,35 @@ def _mla_config(heads: int, latent: int, rope: int, nope: int) -> dict[str, obje
         "v_head_dim": nope,
         "moe_intermediate_size": 64,
     }
-    config |= {"first_k_dense_replace": 3, "moe_layer_freq": 1, "n_routed_experts": 4, "n_shared_experts": 1}
+    config |= {"moe_layer_freq": 1, "n_routed_experts": 4, "n_shared_experts": 1}
     config |= {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}
     config |= {
         "norm_topk_prob": True,
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
-        "rope_scaling": scaling,
     }
     del config["head_dim"], config["rope_parameters"]
     return config
 
 
-def mamba_family() -> Family:
-    """Granite hybrid, layers mamba, mamba, attention, mamba: 8 state heads of 32 by 32, convolution of 4."""
-    kinds = ["mamba", "mamba", "attention", "mamba"]
-    weights = [*_ends(512, HIDDEN)]
+def mamba_family(size: Size = TINY) -> Family:
+    """Granite hybrid, a period mamba, mamba, attention, mamba: states of 32 by 32, convolution of 4."""
+    hidden, kinds = size.hidden, ["mamba", "mamba", "attention", "mamba"] * size.periods
+    weights = [*_ends(512, hidden)]
     for index, kind in enumerate(kinds):
         layer = f"model.layers.{index}"
         weights += [
-            *_norms(layer, HIDDEN),
-            *(_attention(layer) if kind == "attention" else _mamba2(f"{layer}.mamba")),
+            *_norms(layer, hidden),
+            *(_attention(layer, hidden) if kind == "attention" else _mamba2(f"{layer}.mamba", hidden)),
         ]
-        weights += _linear(f"{layer}.shared_mlp.input_linear", 256, HIDDEN)
-        weights += _linear(f"{layer}.shared_mlp.output_linear", HIDDEN, 128)
+        weights += _linear(f"{layer}.shared_mlp.input_linear", size.inner, hidden)
+        weights += _linear(f"{layer}.shared_mlp.output_linear", hidden, size.inner // 2)
     config = _common(
-        "GraniteMoeHybridForCausalLM", "granitemoehybrid", num_hidden_layers=4, layer_types=kinds
+        "GraniteMoeHybridForCausalLM", "granitemoehybrid", num_hidden_layers=len(kinds), layer_types=kinds
     )
-    config |= {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 128}
+    config |= {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": size.inner // 2}
     config |= {
-        "mamba_n_heads": 8,
+        "mamba_n_heads": hidden // 16,
         "mamba_d_head": 32,
         "mamba_n_groups": 1,
         "mamba_d_state": 32,
@@ -215,65 +245,74 @@ def mamba_family() -> Family:
     config |= {"mamba_expand": 2, "mamba_chunk_size": 64, "mamba_conv_bias": True, "mamba_proj_bias": False}
     config |= {"attention_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_scaling": 1.0}
     config |= {"residual_multiplier": 1.0, "position_embedding_type": None}
-    return Family(config, tuple(weights))
+    return Family(config | size.settings, tuple(weights))
 
 
-def _mamba2(prefix: str, *, inner: int = 256, heads: int = 8, state: int = 32) -> Iterator[Weight]:
+def _mamba2(prefix: str, hidden: int, *, state: int = 32) -> Iterator[Weight]:
+    inner, heads = 2 * hidden, hidden // 16
     channels = inner + 2 * state
-    yield from _linear(f"{prefix}.in_proj", inner + channels + heads, HIDDEN)
+    yield from _linear(f"{prefix}.in_proj", inner + channels + heads, hidden)
     yield Weight(f"{prefix}.conv1d.weight", (channels, 1, 4))
     yield Weight(f"{prefix}.conv1d.bias", (channels,))
     yield Weight(f"{prefix}.A_log", (heads,), scale=0.5, mean=1.0)
     yield _ones(f"{prefix}.D", heads)
     yield Weight(f"{prefix}.dt_bias", (heads,), scale=0.5)
     yield _ones(f"{prefix}.norm.weight", inner)
-    yield from _linear(f"{prefix}.out_proj", HIDDEN, inner)
+    yield from _linear(f"{prefix}.out_proj", hidden, inner)
 
 
-def gdn_family() -> Family:
-    """Qwen3-Next, three gated-delta-net layers and one of gated full attention, 4 + 1 experts."""
-    kinds = ["linear_attention"] * 3 + ["full_attention"]
+def gdn_family(size: Size = TINY) -> Family:
+    """Qwen3-Next, a period three gated-delta-net layers and one of gated full attention, 4 + 1 experts."""
+    hidden, kinds = size.hidden, (["linear_attention"] * 3 + ["full_attention"]) * size.periods
     # This architecture's RMS norms store the difference from one.
-    weights = [*_ends(512, HIDDEN, norm_mean=0.0)]
+    weights = [*_ends(512, hidden, norm_mean=0.0)]
     for index, kind in enumerate(kinds):
         layer = f"model.layers.{index}"
-        mixer = _gated_attention(layer) if kind == "full_attention" else _delta_net(f"{layer}.linear_attn")
-        weights += [*_norms(layer, HIDDEN, mean=0.0), *mixer, *_experts(f"{layer}.mlp")]
-    config = _common("Qwen3NextForCausalLM", "qwen3_next", num_hidden_layers=4, layer_types=kinds)
+        mixer = _gated_attention if kind == "full_attention" else _delta_net
+        weights += [*_norms(layer, hidden, mean=0.0), *mixer(layer, hidden)]
+        weights += _experts(f"{layer}.mlp", hidden, size.inner // 4)
+    config = _common("Qwen3NextForCausalLM", "qwen3_next", num_hidden_layers=len(kinds), layer_types=kinds)
     config |= {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
     config |= {"linear_num_key_heads": 1, "linear_num_value_heads": 2, "partial_rotary_factor": 0.25}
     config |= {
         "num_experts": 4,
         "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
+        "moe_intermediate_size": size.inner // 4,
         "norm_topk_prob": True,
     }
-    config |= {"shared_expert_intermediate_size": 64, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    config |= {
+        "shared_expert_intermediate_size": size.inner // 4,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
     rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
-    return Family(config | {"rope_parameters": rope}, tuple(weights))
+    return Family(config | size.settings | {"rope_parameters": rope}, tuple(weights))
 
 
-def _gated_attention(layer: str) -> Iterator[Weight]:
-    yield from _attention(layer, query_rows=2 * HEADS * HEAD_DIM)
+def _gated_attention(layer: str, hidden: int) -> Iterator[Weight]:
+    yield from _attention(layer, hidden, query_rows=2 * HEADS * HEAD_DIM)
     yield Weight(f"{layer}.self_attn.q_norm.weight", (HEAD_DIM,), scale=0.0)
     yield Weight(f"{layer}.self_attn.k_norm.weight", (HEAD_DIM,), scale=0.0)
 
 
-def _delta_net(prefix: str, *, key: int = 128, value: int = 256, heads: int = 2) -> Iterator[Weight]:
-    yield from _linear(f"{prefix}.in_proj_qkvz", 2 * key + 2 * value, HIDDEN)
-    yield from _linear(f"{prefix}.in_proj_ba", 2 * heads, HIDDEN)
+def _delta_net(
+    layer: str, hidden: int, *, key: int = 128, value: int = 256, heads: int = 2
+) -> Iterator[Weight]:
+    prefix = f"{layer}.linear_attn"
+    yield from _linear(f"{prefix}.in_proj_qkvz", 2 * key + 2 * value, hidden)
+    yield from _linear(f"{prefix}.in_proj_ba", 2 * heads, hidden)
     yield Weight(f"{prefix}.conv1d.weight", (2 * key + value, 1, 4))
     yield Weight(f"{prefix}.A_log", (heads,), scale=0.5, mean=1.0)
     yield Weight(f"{prefix}.dt_bias", (heads,), scale=0.5, mean=1.0)
     yield _ones(f"{prefix}.norm.weight", 128)
-    yield from _linear(f"{prefix}.out_proj", HIDDEN, value)
+    yield from _linear(f"{prefix}.out_proj", hidden, value)
 
 
-def _experts(prefix: str) -> Iterator[Weight]:
-    yield from _linear(f"{prefix}.gate", 4, HIDDEN)
-    yield from _linear(f"{prefix}.shared_expert_gate", 1, HIDDEN)
+def _experts(prefix: str, hidden: int, inner: int) -> Iterator[Weight]:
+    yield from _linear(f"{prefix}.gate", 4, hidden)
+    yield from _linear(f"{prefix}.shared_expert_gate", 1, hidden)
     for expert in ("shared_expert", *(f"experts.{index}" for index in range(4))):
-        yield from _gated_mlp(f"{prefix}.{expert}", HIDDEN, 64)
+        yield from _gated_mlp(f"{prefix}.{expert}", hidden, inner)
 
 
 FAMILIES = {
@@ -284,3 +323,11 @@ FAMILIES = {
     "gdn": gdn_family,
 }
 """Name -> function that describes the checkpoint."""
+
+
+def bench_family(name: str) -> Family:
+    """The family in a size for benchmarks: 8 layers (MLA: 9), 50 to 100 MB."""
+    if name == "dense":
+        return demo_family(layers=8, hidden=BENCH.hidden, inner=BENCH.inner)
+    sized = {"window": window_family, "mla": mla_family, "mamba": mamba_family, "gdn": gdn_family}
+    return sized[name](replace(BENCH, periods=3) if name == "mla" else BENCH)
