@@ -45,7 +45,16 @@ from ucm_core.store.loading import (
 from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome, RingStatistics, Touch
 from ucm_core.store.saving import Save
-from ucm_core.store.tiers import KeyBatch, Room, Tiers, check_batch, check_keys, count_failures, log
+from ucm_core.store.tiers import (
+    KeyBatch,
+    Room,
+    Tiers,
+    check_batch,
+    check_keys,
+    check_target,
+    count_failures,
+    log,
+)
 from ucm_core.store.unit_load import ShardLoad
 from ucm_core.store.unit_save import SaveOrder, ShardSave
 from ucm_core.store.unit_work import UnitDesk
@@ -135,6 +144,7 @@ class BlockStore:
         memory must live until the ticket is done, and what failed must not be used.
         """
         check_batch(keys, parents)
+        check_target(target)
         if (hits := self._load_hits(keys, target)) is not None:
             return hits
         order = self._order(keys, target, parents)

@@ -13,6 +13,7 @@ import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from ucm_core.ops.quiet import quiet_logger
 from ucm_core.spec.keys import NAME_BYTES
 from ucm_core.store import names
 
+_TOLERANCE_NS = 60_000_000_000
+"""Clocks of the nodes that share a root differ by less."""
 _log = quiet_logger("ucm_core.store.census")
 
 
@@ -44,9 +47,13 @@ class Families:
 
 
 class Census:
-    """One listing of ``root``. While it goes on files may come and go: they may be in it or not."""
+    """One listing of ``root``. While it goes on files may come and go: they may be in it or not.
 
-    def __init__(self, root: Path) -> None:
+    ``correct_times``: a file of a time to come is given the present one, else it would never grow old.
+    """
+
+    def __init__(self, root: Path, *, correct_times: bool = False) -> None:
+        self._correct_times = correct_times
         self.began_ns = time.time_ns()
         """Wall clock at the beginning, as the files' times."""
         self.complete = True
@@ -120,7 +127,12 @@ class Census:
         except OSError as error:
             self._pass_over(error)
             return None
-        return status if stat.S_ISREG(status.st_mode) else None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        if self._correct_times and status.st_mtime_ns > self.began_ns + _TOLERANCE_NS:
+            with suppress(OSError):
+                os.utime(entry.path, ns=(self.began_ns, self.began_ns), follow_symlinks=False)
+        return status
 
     def _each(self, entries: Iterator[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
         try:

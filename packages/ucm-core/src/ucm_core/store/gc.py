@@ -39,8 +39,10 @@ SLICE_S = 0.01
 """How long a pass goes on before it lets others have the thread."""
 EXPIRY_INTERVAL_S = 300.0
 """Time between passes that nothing but ``ttl_s`` asks for."""
+OTHERS_WAIT_S = 2.0
+"""How long a refused write waits for what another process removes."""
 
-_LOCK = ".collector"
+_LOCK, _UNKNOWN = ".collector", 0
 _log = quiet_logger("ucm_core.store.gc")
 
 
@@ -80,15 +82,19 @@ class Collector:
     def make_room(self) -> bool:
         """Make a pass because a write was refused. True when it is worth a second try.
 
-        Queued loads are run between its slices. False while another process makes a pass, and when nothing
-        may be removed.
+        Queued loads are run between its slices. While another process makes a pass, waits for it to help, at
+        most `OTHERS_WAIT_S`. False when nothing may be removed.
         """
-        before = self._done
+        before, used_bytes = self._done, _UNKNOWN
         try:
             self._run(_never, asked=True)  # one that goes on already may be enough
             if self._done == before and self._excess_bytes() > 0:
+                used_bytes = self._root.usage.used_bytes
                 self._run(_always, asked=True)
-            return self._done != before or self._excess_bytes() <= 0
+                self._await_others(used_bytes)
+            return (
+                self._done != before or self._excess_bytes() <= 0 or self._root.usage.used_bytes < used_bytes
+            )
         except OSError as error:
             metrics.ERRORS.labels(where="collector").inc()
             _log.warning("cannot make room in %s: %s", self._root.path, error)
@@ -134,6 +140,17 @@ class Collector:
 
     def _excess_bytes(self) -> int:
         return self._root.usage.used_bytes - int(END_FRACTION * self._root.usage.capacity_bytes)
+
+    def _await_others(self, used_bytes: int) -> None:
+        """Wait while another process makes a pass that has not removed anything so far."""
+        deadline = time.monotonic() + OTHERS_WAIT_S
+        while time.monotonic() < deadline and self._root.usage.used_bytes >= used_bytes:
+            lock = KeptLock.take(self._root.path / _LOCK)
+            if lock is not None:
+                lock.release()
+                return
+            self._pool.give_way()
+            time.sleep(SLICE_S)
 
     def _run(self, begin: Callable[[], bool], *, asked: bool = False) -> None:
         """All slices of a pass, of the one that goes on or of a new one if ``begin`` says so."""
@@ -196,7 +213,7 @@ class Collector:
         usage, removal = self._root.usage, None
         try:
             self._note_begin()
-            begin, census = usage.begin_count(), Census(self._root.path)
+            begin, census = usage.begin_count(), Census(self._root.path, correct_times=True)
             while census.advance(SLICE_S):
                 yield
             usage.end_count(begin, listed_bytes=census.total_bytes, complete=census.complete)

@@ -49,11 +49,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core import _native
-from ucm_core.errors import ClosedError, NoSpace, StoreError
+from ucm_core.errors import ClosedError, ConfigError, NoSpace, StoreError
 from ucm_core.flow.copy import Strides
 from ucm_core.ops.config import RingPolicy
 from ucm_core.spec.keys import Keys
-from ucm_core.store import huge_pages, region
+from ucm_core.store import huge_pages, region, sizing
 from ucm_core.store.anchors import Anchors
 from ucm_core.store.arrays import Mask, Slots, Versions
 from ucm_core.store.hold import Hold, NoHold
@@ -102,7 +102,8 @@ class RingOptions:
 
     policy: RingPolicy = "clock"
     ttl_s: float | None = None
-    """Time after its last hit from which on a block counts as absent, rounded up to seconds; None = never."""
+    """Time after its claim, and after its last hit, from which on a block counts as absent, rounded up to
+    seconds; None = never."""
 
     prefault: bool = False
     """Take all memory at once and map it, instead of each slot's when the slot is first used."""
@@ -110,6 +111,13 @@ class RingOptions:
     """Ask the kernel for huge pages under the payloads; the log says it when shared memory gets none."""
     shards: int = 1
     """Parts of a payload, all of one size, that become ready one by one."""
+
+    def __post_init__(self) -> None:
+        """Raise `ucm_core.ConfigError` for what no ring can do."""
+        if self.policy not in _POLICIES:
+            raise ConfigError(f"a ring has no policy {self.policy!r}; choose one of {', '.join(_POLICIES)}")
+        if self.ttl_s is not None and not 0 < self.ttl_s <= _LAST_SECOND:
+            raise ConfigError(f"ttl_s = {self.ttl_s} is not in (0, {_LAST_SECOND}]; None = blocks stay")
 
     @property
     def numbers(self) -> tuple[int, int, int]:
@@ -194,6 +202,10 @@ class Ring:
         The memory of a payload is taken when its slot is first claimed (`RingOptions.prefault`: now); should
         others have taken it by then, the claim is NO_SPACE.
         """
+        if not isinstance(geometry_digest, bytes) or len(geometry_digest) != 32:
+            raise StoreError(
+                f"geometry_digest is {geometry_digest!r}; a ring needs the 32 bytes of `Geometry.digest`"
+            )
         join_only = name is not None and slots == 0
         size = _native.ring_bytes(slots + join_only, payload_bytes, options.shards)
         if name is None:
@@ -441,6 +453,8 @@ def _leave(native: _native.Ring, path: Path | None, opened_by: int) -> None:
 def _open_private(
     size: int, slots: int, payload_bytes: int, geometry_digest: bytes, options: RingOptions
 ) -> _native.Ring:
+    if size > (there := sizing.available_bytes()):  # such memory has no file system that would refuse it
+        raise NoSpace(region.no_space(None, needed=size, there=there))
     descriptor = os.memfd_create("ucm-ring", os.MFD_CLOEXEC)
     try:
         region.take(descriptor, size, structure=size - slots * payload_bytes, path=None)

@@ -117,6 +117,12 @@ def check_batch(keys: Keys, parents: Keys | None) -> None:
         raise LayoutError(f"{len(keys)} keys and {len(parents)} parents; need one for each")
 
 
+def check_target(target: object) -> None:
+    """Raise LayoutError where a load has nowhere to go."""
+    if target is None:
+        raise LayoutError("a load has no target; give one, or use prefetch to bring blocks into the ring")
+
+
 class KeyBatch:
     """The distinct keys of a batch, numbered in order of first appearance, and where each of them stands.
 
