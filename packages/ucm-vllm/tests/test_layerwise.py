@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from prometheus_client import REGISTRY
 from test_round_trip import corrupt, equal, file_of, load_dense, objects, reader_keys, restarted
 
 from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.flow.trace import LOOK_EVERY_S
 from ucm_core.spec.units import UnitMap
 from ucm_vllm.spec_from_engine import engine_spec
 
@@ -328,6 +331,22 @@ def test_a_failed_window_block_fails_the_whole_request_and_shortens_the_next_ans
     assert (step.failed, step.broken) == ({"r"}, set())
     tokens, _ = reader.scheduler.matched_tokens(asked, 0)
     assert tokens < 256
+
+
+# -- the trace
+
+
+def test_steps_are_traced_while_a_file_says_so(engines: Any, tmp_path: Path) -> None:
+    directory = tmp_path / "trace"
+    directory.mkdir()
+    (directory / "on").touch()
+    engine = engines(trace_dir=directory)
+    time.sleep(LOOK_EVERY_S)  # the switch is looked at so often
+    engine.write_prompt(request(300), ([1, 2, 3],))
+    engine.close()
+    (written,) = directory.glob("ucm-*.json")
+    kinds = {event["name"] for event in json.loads(written.read_text())["traceEvents"]}
+    assert any("save" in kind for kind in kinds)
 
 
 # -- layers that share one tensor

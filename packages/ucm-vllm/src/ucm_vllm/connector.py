@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import vllm
-from vllm.distributed.kv_events import MEDIUM_STORAGE, BlockRemoved, BlockStored, KVCacheEvent
+from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import base as engine_base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -392,24 +392,22 @@ def _follows_events(vllm_config: Any) -> bool:
 def _kv_events(happened: Collection[StoredObject]) -> Iterator[KVCacheEvent]:
     """VLLM's events; the fields that this version of vLLM does not have are left out."""
     for each in happened:
-        if not each.stored:
-            yield BlockRemoved(block_hashes=[each.name], medium=MEDIUM_STORAGE, group_idx=each.group)
-            continue
-        more = {
+        common: dict[str, Any] = {
+            "block_hashes": [each.name],
+            "medium": "STORAGE",
             "group_idx": each.group,
+        }
+        more = {
+            "parent_block_hash": each.parent,
+            "token_ids": list(each.token_ids),
+            "block_size": each.block_tokens,
+            "lora_id": None,
+            "lora_name": None,
             "kv_cache_spec_kind": each.kind,
             "kv_cache_spec_sliding_window": each.window_tokens,
         }
-        yield BlockStored(
-            block_hashes=[each.name],
-            parent_block_hash=each.parent,
-            token_ids=list(each.token_ids),
-            block_size=each.block_tokens,
-            lora_id=None,
-            medium=MEDIUM_STORAGE,
-            lora_name=None,
-            **{name: value for name, value in more.items() if name in BlockStored.__struct_fields__},
-        )
+        event, fields = (BlockStored, common | more) if each.stored else (BlockRemoved, common)
+        yield event(**{name: value for name, value in fields.items() if name in event.__struct_fields__})
 
 
 def _join_factory() -> None:
