@@ -26,13 +26,18 @@ PAGE, BLOCK = 128, 64
 def claims(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Keys, Keys | None]]:
     """What rings are asked for from now on: keys, and the key before each."""
     asked: list[tuple[Keys, Keys | None]] = []
-    real = Ring.claim
+    claim, gather = Ring.claim, Ring.gather
 
-    def claim(ring: Ring, keys: Keys, parents: Keys | None = None, **more: Any) -> Any:
+    def claimed(ring: Ring, keys: Keys, parents: Keys | None = None, **more: Any) -> Any:
         asked.append((keys, parents))
-        return real(ring, keys, parents, **more)
+        return claim(ring, keys, parents, **more)
 
-    monkeypatch.setattr(Ring, "claim", claim)
+    def gathered(ring: Ring, keys: Keys, strides: Any, *, parents: Keys | None = None, **more: Any) -> Any:
+        asked.append((keys, parents))
+        return gather(ring, keys, strides, parents=parents, **more)
+
+    monkeypatch.setattr(Ring, "claim", claimed)
+    monkeypatch.setattr(Ring, "gather", gathered)
     return asked
 
 
