@@ -102,6 +102,7 @@ class KeysOnlyEngine:
 
     def __init__(self, table: SpecTable, policy: RetentionPolicy) -> None:
         self._table = table
+        self.config = CacheConfig()
         self.retention = {row.name: policy for row in table.snapshot_rows}
         self.current: KeysOnly | None = KeysOnly(table)
 

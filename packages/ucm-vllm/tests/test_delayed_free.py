@@ -91,6 +91,26 @@ def test_what_was_saved_before_is_nothing_to_wait_for(engine: Halves, store: Slo
     assert not engine.scheduler.finished("again")
 
 
+def test_whole_saves_have_copied_when_the_step_ends(engines: Any, store: SlowStore) -> None:
+    engine = engines(layerwise=False)
+    compute(engine, request(300))
+    assert not engine.scheduler.finished("r")
+    assert engine.worker.open_saves == 0
+
+
+def test_states_have_been_copied_when_the_step_ends(engines: Any, store: SlowStore) -> None:
+    engine, asked = engines(families.GRANITE), request(256)
+    tables = ([0, 1], [0, 2], [0, 3], [4, 5, 6])
+    engine.scheduler.matched_tokens(asked, 0)
+    offers = {"r": [(0, 11, 256), (1, 12, 256), (2, 13, 256)]}
+    plan = engine.plan((asked, 0, 256, tables), offers=offers)
+    assert [bool(save.job) for save in plan.saves] == [True, False]
+    engine.execute(plan)
+    assert engine.worker.open_saves == 1
+    store.let_go()
+    engine.finish("r")
+
+
 def test_a_save_that_ends_before_the_request_is_nothing_to_wait_for(engine: Halves, store: SlowStore) -> None:
     compute(engine, request(300))
     store.let_go()

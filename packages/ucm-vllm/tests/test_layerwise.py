@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from prometheus_client import REGISTRY
 from test_round_trip import corrupt, equal, file_of, load_dense, objects, reader_keys, restarted
 
 from ucm_core.flow.ticket import ResultCode, Ticket
-from ucm_core.flow.trace import LOOK_EVERY_S
 from ucm_core.spec.units import UnitMap
 from ucm_vllm.spec_from_engine import engine_spec
 
@@ -341,7 +339,6 @@ def test_steps_are_traced_while_a_file_says_so(engines: Any, tmp_path: Path) -> 
     directory.mkdir()
     (directory / "on").touch()
     engine = engines(trace_dir=directory)
-    time.sleep(LOOK_EVERY_S)  # the switch is looked at so often
     engine.write_prompt(request(300), ([1, 2, 3],))
     engine.close()
     (written,) = directory.glob("ucm-*.json")

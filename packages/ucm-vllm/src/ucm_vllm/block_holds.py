@@ -29,9 +29,9 @@ class BlockHolds:
         return bool(self._waiting)
 
     def planned(self, saves: Iterable[SavePlan]) -> None:
-        """These saves go down with a plan."""
+        """These saves go down with a plan; those without a job read nothing after their step."""
         for save in saves:
-            for worker in range(self.workers):
+            for worker in range(self.workers if save.job else 0):
                 self._saves.submit(save.attempt, job_name(save.job, worker))
 
     def over(self, ends: Iterable[SaveEnd]) -> None:

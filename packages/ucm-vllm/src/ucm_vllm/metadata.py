@@ -89,7 +89,7 @@ class SavePlan:
     use: int = 0
     """Which use of the request's id it belongs to."""
     job: str = ""
-    """Its name among the saves of that use."""
+    """Its name among the saves of that use; empty where all of it is copied before the step ends."""
     failed: int = 0
     """Times that saves of this request were not carried out; then the next of equal holders writes."""
 

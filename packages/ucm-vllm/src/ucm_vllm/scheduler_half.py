@@ -393,11 +393,11 @@ class SchedulerHalf:
             self._step_tables.append(tables)
             self._broken.review(record, tables[0], end_tokens=end)
             if not held and (rows := self._saver.blocks(cache, record, tables=tables, end_tokens=end)):
-                yield _save_plan(record, rows, job=f"{self._step}")
+                yield _save_plan(record, rows, job=f"{self._step}" if self._cache.config.layerwise else "")
         for request_id, offers in block_state.boundary_state_offloads.items():
             record = None if held else self._records.get(request_id)
             if record is not None and (rows := self._saver.states(cache, record, offers=offers)):
-                yield _save_plan(record, rows, job=f"{self._step} states")
+                yield _save_plan(record, rows)
 
     def _save_again(self, request_id: str) -> None:
         """Begin again at block 0: what was planned was not stored, or what was there is not any more."""
@@ -407,7 +407,7 @@ class SchedulerHalf:
             record.loading = False
 
 
-def _save_plan(record: RequestRecord, rows: tuple[RowTransfer, ...], *, job: str) -> SavePlan:
+def _save_plan(record: RequestRecord, rows: tuple[RowTransfer, ...], *, job: str = "") -> SavePlan:
     attempt = record.attempt
     return SavePlan(attempt.request_id, rows, use=attempt.use, job=job, failed=record.saves_failed)
 

@@ -84,7 +84,8 @@ class WorkerSaves:
         self._step = [_OpenSave(save) for save in plan.saves]
         self._open += self._step
         for save in self._step:
-            self._completions.submit(save.plan.attempt, save.plan.job)
+            if save.plan.job:
+                self._completions.submit(save.plan.attempt, save.plan.job)
             if cache is not None:
                 self._begin(cache, save)
         return [StepSave(save.plan.request_id, save.handles) for save in self._step if save.handles]
@@ -217,7 +218,7 @@ class WorkerSaves:
         for save in self._open:
             if not save.done:
                 still_open.append(save)
-                continue
-            self._completions.end(save.plan.attempt, save.plan.job)
-            self._news.saved.append((save.plan.attempt, job_name(save.plan.job, self._worker)))
+            elif save.plan.job:
+                self._completions.end(save.plan.attempt, save.plan.job)
+                self._news.saved.append((save.plan.attempt, job_name(save.plan.job, self._worker)))
         self._open = still_open
