@@ -221,7 +221,7 @@ def test_nothing_of_a_step_with_a_failed_load_is_saved_by_anybody(engines: Any, 
     reader = restarted(engines, tmp_path)
     asked, other = request(300), request(200, "other", first=5)
     corrupt(file_of(tmp_path, reader_keys(reader, asked)[0]))
-    plan_load(reader, asked)
+    assert reader.scheduler.matched_tokens(asked, 0) == (256, False)
     reader.scheduler.allocated(asked, TABLES, external_tokens=256)
     reader.scheduler.matched_tokens(other, 0)
     reader.step((asked, 256, 44, TABLES), (other, 0, 200, ([12, 13],)))

@@ -132,7 +132,7 @@ class WorkerSaves:
         ]
 
     def wait_durable(self, timeout_s: float) -> bool:
-        """Wait until everything saved so far is on the medium; False when some is not, or not in time."""
+        """Wait until all that was not given up is on the medium; False when some is not, or not in time."""
         deadline = time.monotonic() + timeout_s
         return all(ticket.wait_durable(max(0.0, deadline - time.monotonic())) for ticket in self._writing)
 
@@ -189,6 +189,7 @@ class WorkerSaves:
         """Keep nothing of it that is not published; the scheduler half may plan it again."""
         self._news.dropped.add(save.plan.request_id)
         for handle in save.handles.values():
+            self._writing = [ticket for ticket in self._writing if ticket is not handle.ticket]
             try:
                 handle.abandon()
             except Exception as error:  # noqa: BLE001 (the border)
