@@ -230,7 +230,7 @@ class ShardLoad:
         """Queue copies of what can be copied of these shards."""
         with self._lock:
             here, without_slot = self._states.ready(shards)
-        size = here * (shards[1] - shards[0]) * self._geometry.stride
+        size = here * self._geometry.stride
         for _ in range(min(self._tiers.pool.threads, -(-size // CHUNK_BYTES))):
             self._queue(Priority.LOAD, partial(self._copy_here, shards), rank=rank)
         if without_slot:
@@ -259,8 +259,8 @@ class ShardLoad:
                     self._count(over)
                     self._let_go()  # before the ticket says so: whoever wakes finds room
             finally:
-                self.ticket.settle(positions, codes, shards=slice(*taken.shards))
                 count_failures("load", codes[bad][first])
+                self.ticket.settle(positions, codes, shards=slice(*taken.shards))
 
     def _scatter(self, positions: Int64s, addresses: Int64s, *, shards: tuple[int, int]) -> Codes:
         codes = np.zeros(positions.size, dtype=np.uint8)
@@ -302,9 +302,9 @@ class ShardLoad:
         counted = each.max(axis=1)
         each[~waiting] = ResultCode.PENDING  # settled by whoever copies it
         positions, which = self._order.batch.expand(ids)
-        self.ticket.settle(positions, each[which])
         if given.ndim or given != ResultCode.CANCELLED:
             count_failures("load", counted[waiting.any(axis=1)])
+        self.ticket.settle(positions, each[which])
         self._let_go()
 
     def _let_go(self) -> None:

@@ -279,5 +279,5 @@ class ShardSave:
         if ids.size:
             positions = self._order.batch.positions(ids)
             pending = int(np.count_nonzero(self.ticket.object_results[positions] == ResultCode.PENDING))
-            self.ticket.settle(positions, code)
             count_failures("save", np.full(pending, code, dtype=np.uint8))
+            self.ticket.settle(positions, code)

@@ -67,6 +67,7 @@ class UnitStates:
         """``uint32[objects]``: of which stay."""
         self.failed: Mask = np.zeros(objects, dtype=np.bool_)
         """``bool[objects]``: whether any shard failed."""
+        self._others = self._past = False  # whether any role is LOADING, or NO_SPACE
         self._left = np.full(objects, shards)  # shards that are not over
         self._full = np.zeros(objects, dtype=np.int64)  # shards that we filled
         self._busy = np.zeros(objects, dtype=np.int64)  # threads in its slot that copy nothing out of it
@@ -75,6 +76,8 @@ class UnitStates:
         """Take over what a claim or pin gave."""
         self.role, self.slots, self.versions = claims.outcome.copy(), claims.slots.copy(), claims.version
         self.shard[self.role == Outcome.READY] = HERE
+        self._others = bool((self.role == Outcome.LOADING).any())
+        self._past = bool(self.without_slot.any())
 
     @property
     def over(self) -> bool:
@@ -146,6 +149,7 @@ class UnitStates:
     def pass_ring(self, ids: Int64s) -> None:
         """Do without what others were to fill; what they did fill is copied from there."""
         self.role[ids] = Outcome.NO_SPACE
+        self._past |= ids.size > 0
 
     def free(self) -> Freed:
         """Let go of the slots of everything that is over."""
@@ -162,12 +166,14 @@ class UnitStates:
         return lacking
 
     def ready(self, shards: tuple[int, int]) -> tuple[int, bool]:
-        """How many objects have any of the shards in a slot, and whether any without slot lacks one."""
-        window = self.shard[:, slice(*shards)]
-        here = int(np.count_nonzero((window == HERE).any(axis=1)))
-        return here, bool(((window == AWAY).any(axis=1) & self.without_slot).any())
+        """How many of the shards lie in slots, and whether any object without slot lacks one."""
+        window = self.shard[:, shards[0] : shards[1]]
+        here = int(np.count_nonzero(window == HERE))
+        return here, self._past and bool(((window == AWAY).any(axis=1) & self.without_slot).any())
 
     def awaited(self, shards: tuple[int, int]) -> Int64s:
         """Objects that somebody else fills and that lack any of the shards."""
+        if not self._others:
+            return _NONE
         lacking = (self.shard[:, slice(*shards)] == AWAY).any(axis=1)
         return np.flatnonzero(lacking & (self.role == Outcome.LOADING))
