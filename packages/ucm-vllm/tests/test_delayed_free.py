@@ -77,6 +77,21 @@ def test_blocks_are_kept_while_a_save_reads_them_and_given_back_once(
     assert stored(engine, request(300)) == [True] * 4
 
 
+def test_a_failure_at_the_end_of_a_request_keeps_its_blocks(
+    engine: Halves, store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    asked = request(300)
+    compute(engine, asked)
+    monkeypatch.setattr("ucm_core.cache.Cache.release", refuse)
+    assert engine.scheduler.finished("r")
+    monkeypatch.undo()
+    store.let_go()
+    assert engine.step_until(lambda step: bool(step.sent)).sent == {"r"}
+
+
 def test_nothing_to_save_is_nothing_to_wait_for(engine: Halves) -> None:
     compute(engine, request(60))
     assert not engine.scheduler.finished("r")

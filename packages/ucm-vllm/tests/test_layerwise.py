@@ -120,6 +120,55 @@ def test_results_may_be_asked_for_before_the_step_ends(engines: Any, tmp_path: P
     assert reader.worker.broken_pages() == set()
 
 
+@pytest.mark.parametrize("seen", [[0, 1, 3], []])
+def test_a_hook_that_did_not_come_before_the_results_fails_the_load(engines: Any, seen: list[int]) -> None:
+    _, reader = written(engines)
+    plan = plan_load(reader, request(300))
+    reader.worker.start_loads(plan)
+    for number in seen:
+        reader.worker.before_layer(plan, LAYERS[number])
+    assert reader.worker.broken_pages() == {7, 8}
+    reader.worker.end_step(plan)
+    report = reader.worker.report()
+    assert report is not None
+    assert report.failures == 1
+
+
+def test_layers_that_come_after_the_results_have_their_loads(engines: Any) -> None:
+    """Those of a draft model."""
+    writer, reader = written(engines)
+    plan = plan_load(reader, request(300))
+    reader.worker.start_loads(plan)
+    reader.worker.before_layer(plan, LAYERS[0])
+    assert reader.worker.broken_pages() == set()
+    assert equal(reader.blocks(0, [7, 8]), writer.blocks(0, [1, 2]))
+    for layer in LAYERS[1:]:
+        reader.worker.before_layer(plan, layer)
+    reader.worker.end_step(plan)
+    assert reader.worker.broken_pages() == set()
+
+
+def test_a_step_that_was_never_ended_fails_with_the_next(engines: Any) -> None:
+    _, reader = written(engines)
+    reader.worker.start_loads(plan_load(reader, request(300)))
+    reader.worker.end_step(reader.plan())
+    assert reader.worker.broken_pages() == {7, 8}
+    assert reader.worker.open_saves == 0
+
+
+def test_a_save_that_cannot_begin_leaves_nothing_open(engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> Any:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("ucm_core.flow.pipeline.LayerPipeline.begin_step", refuse)
+    engine = engines()
+    asked = request(300)
+    engine.scheduler.matched_tokens(asked, 0)
+    engine.scheduler.allocated(asked, TABLES, external_tokens=0)
+    engine.step((asked, 0, 300, TABLES))
+    assert engine.worker.open_saves == 0
+
+
 def test_a_load_that_cannot_begin_has_failed(engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, reader = written(engines)
 

@@ -139,6 +139,21 @@ def test_what_has_no_slot_comes_past_the_ring(root: Path, slots: int) -> None:
     store.close()
 
 
+def test_a_load_past_the_ring_without_memory_fails_and_ends(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no memory")
+
+    monkeypatch.setattr("ucm_core.store.unit_load.PrivateMemory", refuse)
+    store = open_store(root, GEOMETRY, slots=0, limits=QUICK)
+    load = store.begin_load(keys_of(1, 2), BufferBlocks(blank(GEOMETRY, 2)))
+    load.submit(ALL)
+    assert load.ticket.wait(WAIT_S)
+    assert (load.ticket.object_results == ResultCode.UNAVAILABLE).all()
+    store.close()
+
+
 def test_a_slot_that_somebody_fills_is_awaited_by_unit(root: Path) -> None:
     store = open_store(root, GEOMETRY, threads=1)  # it waits 10 seconds for others
     save = store.begin_save(keys_of(7), BufferBlocks(payloads_of(GEOMETRY, 7)))

@@ -239,6 +239,7 @@ class SchedulerHalf:
         failed_ids = {failed.request_id for failed in report.failed}
         for record in filter(None, map(self._records.get, failed_ids)):
             record.load_failed(report.broken_pages, page_tokens=self._broken.page_tokens)
+            record.loading = False
         for record in filter(None, map(self._records.get, report.dropped)):
             record.saves_failed += 1
         for request_id in failed_ids | report.dropped:
@@ -263,10 +264,16 @@ class SchedulerHalf:
 
         A load of it that still runs is the worker's to report, and vLLM keeps the blocks for that anyway.
         """
-        self._let_go(request_id)
         record = self._records.get(request_id)
-        self._records.finish(request_id)
+        self._forget(request_id)
         return record is not None and not record.loading and self._holds.finish(record.attempt)
+
+    @guarded("finish", lambda: None)  # whatever fails in it, what saves read must be kept
+    def _forget(self, request_id: str) -> None:
+        try:
+            self._let_go(request_id)
+        finally:
+            self._records.finish(request_id)
 
     def reset(self, *, local_is_empty: bool = False) -> bool:
         """The weights changed: nothing stored before is found, nothing computed before is stored.
@@ -404,7 +411,6 @@ class SchedulerHalf:
         record = self._records.get(request_id)
         if record is not None:
             record.cursors.clear()
-            record.loading = False
 
 
 def _save_plan(record: RequestRecord, rows: tuple[RowTransfer, ...], *, job: str = "") -> SavePlan:

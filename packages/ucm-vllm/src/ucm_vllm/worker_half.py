@@ -137,7 +137,9 @@ class WorkerHalf:
 
     def broken_pages(self) -> set[int]:
         """Engine blocks that loads of this step could not fill; asked once per step."""
-        self._loads.judge(self._step.namespace)
+        # with speculative decoding vLLM may ask before the draft's layers: the step is not over then
+        failed = {} if self._piped is None else self._piped.end_loads()
+        self._loads.judge(self._step.namespace, failed)
         return self._loads.take_broken_pages()
 
     def report(self) -> WorkerReport | None:
@@ -172,12 +174,15 @@ class WorkerHalf:
         """Begin the step of ``plan``, unless that was done: its first hook may be any."""
         if plan is self._step:
             return
+        if self._piped is not None:  # the end of the step before never came
+            self._saves.give_up_step()
         self._step, self._piped = plan, None
         self._step_cache = self._follow(plan) if plan.loads or plan.saves else None
         try:
             self._begin_layers(plan)
         except Exception as error:  # noqa: BLE001 (the border: what did not begin has failed when the step ends)
             border.failed("begin_step", error)
+            self._saves.give_up_step()
 
     def _begin_layers(self, plan: StepPlan) -> None:
         loads = self._loads.begin_step(self._step_cache, plan)

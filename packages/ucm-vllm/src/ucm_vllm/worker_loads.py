@@ -103,7 +103,6 @@ class WorkerLoads:
 
     def begin_step(self, cache: Cache | None, plan: StepPlan) -> list[StepLoad]:
         """Begin what this step waits for; returns what comes layer by layer."""
-        self._handles = []
         by_layer = []
         for load in plan.loads:
             if load.asynchronous:
@@ -150,6 +149,7 @@ class WorkerLoads:
                 self.failures += 1
                 self._broken |= load.failed_pages()
                 self._news.broken_pages |= self._broken
+        self._handles = []
 
     def collect(self, plan: StepPlan) -> tuple[set[str], set[str]]:
         """(requests whose asynchronous load ended, those of them that failed); each id once, ever."""

@@ -162,6 +162,19 @@ class LayerPipeline:
         self._ask(self._step, mine, position + 1)
         return all(load.landed(self._plan[position]) for load in mine)
 
+    def end_loads(self) -> Mapping[Hashable, Failed]:
+        """End the loads of the step before its last layers, and say what failed.
+
+        For an engine that asks between its model's layers and a draft's: what layers after the last hook need
+        is waited for now. Where a hook before it did not come, or none did, the load has failed.
+        """
+        step = self._step
+        if step is None:
+            return {}
+        if step.loads and step.before:
+            self._wait(step, step.loads, range(max(step.before) + 1, len(self._plan)))
+        return self._end_loads(step)
+
     # -- after the layers
 
     def after_layer(self, layer: int, *, computed: ComputeEvent | None = None) -> None:

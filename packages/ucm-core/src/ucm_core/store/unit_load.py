@@ -160,11 +160,11 @@ class ShardLoad:
         """Read what has no slot into private memory, one piece per thread, and copy it from there."""
         while not self._is_over() and (taken := self._take(shards, here=False)) is not None:
             begin, end = bytes_of(taken.shards, self._geometry)
-            memory = PrivateMemory(taken.ids.size, end - begin)
-            addresses = memory.addresses - begin
             codes = np.full((taken.ids.size, taken.end - taken.begin), ResultCode.UNAVAILABLE, dtype=np.uint8)
             keys = self._order.batch.keys[taken.ids]
             try:
+                memory = PrivateMemory(taken.ids.size, end - begin)
+                addresses = memory.addresses - begin
                 codes = self._tiers.files.read(keys, addresses, shards=taken.shards)
             finally:
                 bad: Mask = codes.max(axis=1) != ResultCode.OK
