@@ -18,7 +18,7 @@ from slow_saves import SlowStore
 
 from ucm_core.coordinator.attempts import Attempt
 from ucm_vllm import worker_saves
-from ucm_vllm.block_holds import BlockHolds
+from ucm_vllm.block_holds import PATIENCE_S, BlockHolds
 from ucm_vllm.metadata import SavePlan
 
 PAGES = ([1, 2, 3],)
@@ -190,6 +190,16 @@ def test_a_reused_id_has_completions_of_its_own() -> None:
     holds.over([(new, "z/0"), (Attempt("r9"), "a/0")])
     assert holds.take_promised() == (old, new)
     holds.check_integrity()
+
+
+def test_blocks_that_do_not_come_back_are_not_hoped_for_for_ever() -> None:
+    now = [0.0]
+    holds, attempt = BlockHolds(clock=lambda: now[0]), Attempt("r", 1)
+    holds.planned([SavePlan("r", (), use=1, job="1")])
+    assert holds.finish(attempt)
+    assert holds.waiting
+    now[0] = PATIENCE_S
+    assert not holds.waiting
 
 
 def test_a_save_lasts_until_every_worker_has_read() -> None:

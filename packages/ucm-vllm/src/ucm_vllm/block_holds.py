@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from ucm_core.coordinator.attempts import Attempt
 from ucm_core.coordinator.completions import Completions
 from ucm_vllm.metadata import SaveEnd, SavePlan, job_name
+
+PATIENCE_S = 30.0
+"""How long vLLM is told to wait for blocks instead of preempting: a medium may hang for ever."""
 
 
 class BlockHolds:
@@ -16,17 +20,19 @@ class BlockHolds:
     (`StepPlan.promised`), and they do so once for every promise, also when everything was over long ago.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.workers = 1
         """How many workers carry out each save."""
         self._saves = Completions()
         self._promised: list[Attempt] = []
-        self._waiting: set[str] = set()
+        self._waiting: dict[str, float] = {}  # since when
 
     @property
     def waiting(self) -> bool:
-        """Whether vLLM will get blocks back without doing anything for it."""
-        return bool(self._waiting)
+        """Whether vLLM will get blocks back without doing anything for it, as far as one may hope."""
+        earliest_s = self._clock() - PATIENCE_S
+        return any(since_s > earliest_s for since_s in self._waiting.values())
 
     def planned(self, saves: Iterable[SavePlan]) -> None:
         """These saves go down with a plan; those without a job read nothing after their step."""
@@ -46,7 +52,7 @@ class BlockHolds:
         if attempt in self._saves.poll():
             return False
         self._promised.append(attempt)
-        self._waiting.add(attempt.request_id)
+        self._waiting[attempt.request_id] = self._clock()
         return True
 
     def take_promised(self) -> tuple[Attempt, ...]:
@@ -56,7 +62,8 @@ class BlockHolds:
 
     def released(self, request_ids: Iterable[str]) -> None:
         """VLLM has the blocks of these requests back."""
-        self._waiting.difference_update(request_ids)
+        for request_id in request_ids:
+            self._waiting.pop(request_id, None)
 
     def check_integrity(self) -> None:
         """SpecError when the books do not balance."""
