@@ -28,7 +28,7 @@ from typing import Any
 Json = dict[str, Any]
 
 SETTLE_LIMIT_S = 20.0
-"""How long what is being written may hold pins after the last request."""
+"""How long what was served may hold blocks, and what is being written pins, after the last request."""
 
 
 class Runner:
@@ -57,8 +57,21 @@ class Runner:
         return {"answers": self._serve(command["prompts"], command["max_tokens"])}
 
     def forget(self, command: Json) -> Json:
-        """Empty the engine's own prefix cache."""
-        return {"done": self._llm.reset_prefix_cache(reset_connector=command["connector"])}
+        """Empty the engine's own prefix cache, as soon as it has let go of what it served, within a bound."""
+        deadline = time.monotonic() + SETTLE_LIMIT_S
+        while True:
+            self._let_go()
+            done = self._llm.reset_prefix_cache(reset_connector=command["connector"])
+            if done or time.monotonic() > deadline:
+                return {"done": done}
+
+    def _let_go(self) -> None:
+        # Finished requests keep their blocks until their saves have copied them: until a later step, which
+        # `generate` does not take. An engine core of its own process goes on by itself.
+        engine = self._llm.llm_engine
+        core = getattr(engine.engine_core, "engine_core", None)
+        while core is not None and core.scheduler.has_requests():
+            engine.step()
 
     def observe(self, command: Json) -> Json:
         """Serve one prompt and digest its blocks in the engine once its prefill is done."""
