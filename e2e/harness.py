@@ -95,6 +95,8 @@ class Outcome:
     preemptions: int
     blocks: tuple[tuple[int, ...], ...]
     """After each step that decoded: (tokens known, blocks held in each of the engine's groups)."""
+    loaded_tokens: int | None
+    """Where vLLM began to compute again after a load that failed; None where none did."""
     digests: Blocks
     """Of blocks full of prompt tokens, after the prefill, where the drive was told to look."""
 

@@ -155,6 +155,9 @@ class Drive:
         self._look = look
         self._requests: dict[str, Any] = {}
         self._outcomes: dict[str, Json] = {}
+        self._broken: set[int] = set()
+        if self._core.scheduler.connector is not None:
+            _listen(self._broken)
 
     def run(self, orders: list[Json]) -> list[Json]:
         """Steps until all orders are done and the engine has let go of them; an outcome per order."""
@@ -172,6 +175,7 @@ class Drive:
                 self._abort(name)
             for output in self._engine.step():
                 self._note(output)
+            self._look_at_broken_blocks()
             self._look_at_blocks()
             step += 1
         return [self._outcomes[str(number)] for number in range(len(orders))]
@@ -181,7 +185,7 @@ class Drive:
         core_id = self._engine.add_request(name, _prompt(prompt), sampling)
         self._requests[name] = self._core.scheduler.requests[core_id]
         begun: Json = {"tokens": [], "cached_tokens": 0, "aborted": False, "preemptions": 0}
-        self._outcomes[name] = begun | {"blocks": [], "digests": []}
+        self._outcomes[name] = begun | {"blocks": [], "digests": [], "loaded_tokens": None}
 
     def _abort(self, name: str) -> None:
         if self._requests[name].request_id in self._core.scheduler.requests:
@@ -192,6 +196,15 @@ class Drive:
         outcome = self._outcomes[output.request_id]
         outcome["tokens"] = list(output.outputs[0].token_ids)
         outcome["cached_tokens"] = output.num_cached_tokens or 0
+
+    def _look_at_broken_blocks(self) -> None:
+        """VLLM computes from the first block on that could not be filled, and counts it as cached all the same."""
+        for name, request in self._requests.items():
+            for table in self._core.scheduler.kv_cache_manager.get_block_ids(request.request_id)[:1]:
+                if broken := [index for index, block in enumerate(table) if block in self._broken]:
+                    size = self._core.scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+                    self._outcomes[name]["loaded_tokens"] = broken[0] * size
+        self._broken.clear()
 
     def _look_at_blocks(self) -> None:
         for name, request in self._requests.items():
@@ -204,6 +217,21 @@ class Drive:
                 outcome["blocks"].append([request.num_tokens, *map(len, tables)])
                 if self._look and not outcome["digests"]:
                     outcome["digests"] = _block_digests(self._core, request)
+
+
+def _listen(broken: set[int]) -> None:
+    """Add to `broken` what the connector reports of blocks that could not be filled."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    connector = get_kv_transfer_group()
+    report = type(connector).get_block_ids_with_load_errors
+
+    def listening() -> set[int]:
+        blocks: set[int] = report(connector)
+        broken.update(blocks)
+        return blocks
+
+    connector.get_block_ids_with_load_errors = listening
 
 
 def _held(engine: Any) -> dict[str, int]:
