@@ -198,9 +198,7 @@ def test_every_byte_of_mla_that_was_loaded_was_computed_once(plays: Plays, mode:
     """Tokens could hide a wrong byte: what is loaded for a block was computed for it before, by digests."""
     computed: dict[tuple[tuple[int, ...], str], set[str]] = {}
     loaded = 0
-    for order, outcome in (
-        pair for name in CONDITIONS for pair in plays.case(mode, "mla")[name].pairs
-    ):
+    for order, outcome in (pair for name in CONDITIONS for pair in plays.case(mode, "mla")[name].pairs):
         block_tokens = MODELS["mla"].engine_block_tokens
         # What vLLM computes again after a load that failed it goes on counting as cached.
         served = outcome.cached_tokens if outcome.loaded_tokens is None else outcome.loaded_tokens

@@ -198,7 +198,7 @@ class Drive:
         outcome["cached_tokens"] = output.num_cached_tokens or 0
 
     def _look_at_broken_blocks(self) -> None:
-        """VLLM computes from the first block on that could not be filled, and counts it as cached all the same."""
+        """From the first block that could not be filled vLLM computes again, and counts it as cached."""
         for name, request in self._requests.items():
             for table in self._core.scheduler.kv_cache_manager.get_block_ids(request.request_id)[:1]:
                 if broken := [index for index, block in enumerate(table) if block in self._broken]:
