@@ -23,6 +23,9 @@ WAVE = 6
 DTYPES = {"gdn": "bfloat16"}
 """Of others float32: two ways to compute the same then differ far less than answers do. vLLM's kernels for
 GDN on a CPU know only this one."""
+UNSTEADY = ("gdn",)
+"""In bfloat16 the engine's answers depend on how it cuts prompts into chunks and on preemption, without any
+cache as well: no oracle. Such a model is served without either."""
 RINGS = {"dense": "1MiB", "window": "1MiB", "mla": "2MiB", "mamba": "1MiB", "gdn": "4MiB"}
 """Room for a few objects: most of what is loaded comes from files."""
 
@@ -48,7 +51,7 @@ class Mode:
         model, pool = MODELS[family], self.pools.get(family)
         # What a family needs (mamba: chunks of 128 tokens) is kept.
         given = {
-            **self.arguments,
+            **({} if family in UNSTEADY else self.arguments),
             **model.arguments,
             "dtype": DTYPES.get(family, "float32"),
             "max_model_len": 3 * block_of(family),
@@ -63,7 +66,7 @@ MODES = {
         Mode(
             "layerwise",
             arguments={"max_num_batched_tokens": 128},
-            pools={"dense": 6, "window": 11, "mla": 41, "mamba": 16, "gdn": 16},
+            pools={"dense": 6, "window": 11, "mla": 41, "mamba": 16},
         ),
         Mode("whole", settings={"layerwise": False}),
         Mode("asynchronous", settings={"load_asynchronously": True}),

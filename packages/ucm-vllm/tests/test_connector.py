@@ -237,6 +237,20 @@ def test_blocks_in_use_when_the_weights_change_are_not_trusted(
         half.shutdown()
 
 
+def test_blocks_that_could_not_be_filled_are_taken_out_of_the_prefix_cache_of_vllm(tmp_path: Path) -> None:
+    """Their request is to compute them again; if it is preempted or aborted before, they stay garbage."""
+    scheduler, worker, _ = pair(tmp_path)
+    withdrawn: list[set[int]] = []
+    manager = SimpleNamespace(block_pool=None, evict_blocks=withdrawn.append)
+    scheduler.bind_kv_cache_manager(manager)  # type: ignore[arg-type]
+    scheduler.update_connector_output(KVConnectorOutput())
+    scheduler.update_connector_output(KVConnectorOutput(invalid_block_ids={7}))
+    scheduler.update_connector_output(KVConnectorOutput())
+    assert withdrawn == [{7}, {7}], "until they are computed again"
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
 def test_a_cache_is_best_effort(tmp_path: Path) -> None:
     scheduler, worker, _ = pair(tmp_path)
     assert not scheduler.requires_kv_delivery

@@ -24,6 +24,11 @@ class BrokenPages:
     def __len__(self) -> int:
         return len(self._pages)
 
+    @property
+    def pages(self) -> frozenset[int]:
+        """All that hold garbage now."""
+        return frozenset(self._pages)
+
     def add(self, pages: frozenset[int], tables: Sequence[Sequence[int]]) -> None:
         """``pages`` failed, and for each table of that step whatever it names after the first of them."""
         if not pages:

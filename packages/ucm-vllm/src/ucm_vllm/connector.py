@@ -240,6 +240,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
                 broken_pages=connector_output.invalid_block_ids,
                 released=connector_output.finished_sending or (),
             )
+            self._withdraw(self._scheduler.broken_pages)
 
     @guarded("request_finished", lambda: (False, None))
     def request_finished_all_groups(
@@ -341,6 +342,15 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         for half in (self._scheduler, self._worker):
             if half is not None:
                 half.close()
+
+    def _withdraw(self, pages: Collection[int]) -> None:
+        """Take blocks that hold garbage out of vLLM's own prefix cache, where it leaves them.
+
+        It trusts the request that loaded them to compute them again, which one that is preempted or aborted
+        before that does not do.
+        """
+        if pages and self._kv_cache_manager is not None:
+            self._kv_cache_manager.evict_blocks(set(pages))
 
     def _local_cache_is_empty(self) -> bool:
         """Whether no block of vLLM can be shared later: none is named and none in use; False in doubt."""

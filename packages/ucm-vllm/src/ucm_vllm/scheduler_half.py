@@ -226,6 +226,11 @@ class SchedulerHalf:
         if report is not None:
             self.take_report(report)
 
+    @property
+    def broken_pages(self) -> Collection[int]:
+        """Engine blocks that hold garbage until they are computed again."""
+        return self._broken.pages
+
     def take_report(self, report: WorkerReport) -> None:
         """Learn what became of loads and saves; what failed is not promised before it is stored again."""
         self._worker_ready = report.namespace is not None
