@@ -120,7 +120,7 @@ def test_results_may_be_asked_for_before_the_step_ends(engines: Any, tmp_path: P
     assert reader.worker.broken_pages() == set()
 
 
-@pytest.mark.parametrize("seen", [[0, 1, 3], []])
+@pytest.mark.parametrize("seen", [[0, 1, 3], [0, 1, 2], []])
 def test_a_hook_that_did_not_come_before_the_results_fails_the_load(engines: Any, seen: list[int]) -> None:
     _, reader = written(engines)
     plan = plan_load(reader, request(300))
@@ -132,20 +132,6 @@ def test_a_hook_that_did_not_come_before_the_results_fails_the_load(engines: Any
     report = reader.worker.report()
     assert report is not None
     assert report.failures == 1
-
-
-def test_layers_that_come_after_the_results_have_their_loads(engines: Any) -> None:
-    """Those of a draft model."""
-    writer, reader = written(engines)
-    plan = plan_load(reader, request(300))
-    reader.worker.start_loads(plan)
-    reader.worker.before_layer(plan, LAYERS[0])
-    assert reader.worker.broken_pages() == set()
-    assert equal(reader.blocks(0, [7, 8]), writer.blocks(0, [1, 2]))
-    for layer in LAYERS[1:]:
-        reader.worker.before_layer(plan, layer)
-    reader.worker.end_step(plan)
-    assert reader.worker.broken_pages() == set()
 
 
 def test_a_step_that_was_never_ended_fails_with_the_next(engines: Any) -> None:

@@ -137,7 +137,7 @@ class WorkerHalf:
 
     def broken_pages(self) -> set[int]:
         """Engine blocks that loads of this step could not fill; asked once per step."""
-        # with speculative decoding vLLM may ask before the draft's layers: the step is not over then
+        # with a draft model, whose layers UCM does not cache, vLLM asks before the step is over
         failed = {} if self._piped is None else self._piped.end_loads()
         self._loads.judge(self._step.namespace, failed)
         return self._loads.take_broken_pages()

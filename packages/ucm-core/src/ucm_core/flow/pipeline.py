@@ -163,17 +163,12 @@ class LayerPipeline:
         return all(load.landed(self._plan[position]) for load in mine)
 
     def end_loads(self) -> Mapping[Hashable, Failed]:
-        """End the loads of the step before its last layers, and say what failed.
+        """End the loads of the step before it ends itself, and say what failed.
 
-        For an engine that asks between its model's layers and a draft's: what layers after the last hook need
-        is waited for now. Where a hook before it did not come, or none did, the load has failed.
+        For an engine that asks for results first, when all layers of this pipeline have had their hooks: as
+        at `end_step`, a load has failed where one of them did not come.
         """
-        step = self._step
-        if step is None:
-            return {}
-        if step.loads and step.before:
-            self._wait(step, step.loads, range(max(step.before) + 1, len(self._plan)))
-        return self._end_loads(step)
+        return {} if self._step is None else self._end_loads(self._step)
 
     # -- after the layers
 
