@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ucm_core.errors import SpecError
+from ucm_core.errors import SpecError, shown
+from ucm_core.spec.rows import is_number
 from ucm_core.spec.units import UnitMap
 
 __all__ = ["LayerShards", "Shard", "Shards", "plan_layers", "runs"]
@@ -61,9 +62,9 @@ def plan_layers(
     SpecError for layers that do not ascend, and for a unit before the first.
     """
     ordered = units.layers if layers is None else tuple(layers)
-    if list(ordered) != sorted(set(ordered)):
-        raise SpecError(f"the layers of a stage ascend and differ, got {list(ordered)}")
-    first = first_units or {}
+    if not all(map(is_number, ordered)) or list(ordered) != sorted(set(ordered)):
+        raise SpecError(f"the layers of a stage are numbers that ascend and differ, got {shown(ordered)}")
+    first = _first_units(units, first_units or {})
     plans: list[LayerShards] = []
     known: set[Shard] = set()
     for layer in ordered:
@@ -75,6 +76,16 @@ def plan_layers(
         rewrites = runs(shard for shard in own if shard not in finishes)
         plans.append(LayerShards(layer, needs, brings, runs(finishes), rewrites))
     return tuple(plans)
+
+
+def _first_units(units: UnitMap, first_units: Mapping[str, int]) -> Mapping[str, int]:
+    names = [row.name for row in units.table.rows]
+    for name, unit in first_units.items():
+        if name not in names:
+            raise SpecError(f"first_units names {name!r}, which is no row; rows are {', '.join(names)}")
+        if not is_number(unit):
+            raise SpecError(f"row {name!r}: its first unit is {shown(unit)}, which is no number of a unit")
+    return first_units
 
 
 def _shards(units: Iterable[tuple[str, int]], first: Mapping[str, int], layer: int) -> tuple[Shard, ...]:

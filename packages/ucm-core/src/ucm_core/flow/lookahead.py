@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ucm_core.errors import ConfigError
+from ucm_core.errors import ConfigError, shown
+from ucm_core.spec.rows import is_count
 
 __all__ = ["LEAST_DEPTH", "MOST_DEPTH", "LookAhead", "Window", "due"]
 
@@ -65,8 +66,10 @@ class LookAhead:
     """
 
     def __init__(self, fixed: int | None = None) -> None:
-        if fixed is not None and fixed < 1:
-            raise ConfigError(f"a look-ahead of {fixed} layers; give at least 1, or None to let it adapt")
+        if fixed is not None and not is_count(fixed):
+            raise ConfigError(
+                f"a look-ahead of {shown(fixed)} layers; give at least 1 (an int), or None to let it adapt"
+            )
         self._fixed = fixed
         self._load_s: deque[float] = deque(maxlen=SAMPLES)
         self._compute_s: deque[float] = deque(maxlen=SAMPLES)

@@ -8,9 +8,10 @@ One per worker; the engine's thread calls it. The order within a step::
     after_layer     submits the units that this layer finished
     end_step        what the hooks did not do, what failed; does not wait for storage
 
-No hook raises. A hook for a layer that the map does not know, one that comes again, out of order or not at
-all costs a miss at most, and is counted: a load that nobody waited for has failed, and a unit whose hook did
-not come is saved at the end of the step, when its bytes are final.
+No hook raises (`begin_step` does for two loads of one request). A hook for a layer that the map does not
+know, one that comes again, out of order or not at all costs a miss at most, and is counted: a load that
+nobody waited for has failed, and a unit whose hook did not come is saved at the end of the step, when its
+bytes are final.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
+from ucm_core.errors import ConfigError, shown
 from ucm_core.flow.handles import ComputeEvent
-from ucm_core.flow.layers import Shard, plan_layers
+from ucm_core.flow.layers import LayerShards, Shard, plan_layers
 from ucm_core.flow.lookahead import LEAST_DEPTH, LookAhead, Window, due
 from ucm_core.flow.step import (
     Failed,
@@ -34,6 +36,7 @@ from ucm_core.flow.step import (
 )
 from ucm_core.flow.trace import Interval, IntervalKind, Trace
 from ucm_core.ops import metrics
+from ucm_core.spec.rows import refuse_repeats
 from ucm_core.spec.units import UnitMap
 
 __all__ = ["LayerPipeline", "StepLoad", "StepReport", "StepSave"]
@@ -60,6 +63,22 @@ class _Step:
         self.exposed_s = 0.0
         self.saved_late = 0
         self.ignored = 0
+        self.cancelled = False
+        """Whether a load was cancelled in it, so that nobody knows what it left in its target."""
+
+    def expect(self, position: int, layer: LayerShards) -> None:
+        """The layer at ``position`` is about to compute, perhaps once more."""
+        self.before.add(position)
+        if position in self.after:
+            self.after.discard(position)
+            for save in self.saves:
+                save.expect(layer)
+
+    def forget(self, request: Hashable) -> None:
+        """A request takes part no more."""
+        self.cancelled |= any(load.request == request for load in self.loads)
+        self.loads = [load for load in self.loads if load.request != request]
+        self.saves = [save for save in self.saves if save.request != request]
 
 
 class LayerPipeline:
@@ -89,6 +108,8 @@ class LayerPipeline:
             shard for plan in self._plan for run in (*plan.finishes, *plan.rewrites) for shard in run
         )
         self._ahead = LookAhead(depth)
+        if not (isinstance(wait_s, int | float) and wait_s >= 0):
+            raise ConfigError(f"a hook cannot wait {shown(wait_s)} seconds; give a number of at least 0")
         self._wait_s, self._clock = wait_s, clock
         self._trace = trace or Trace(None)
         self._step: _Step | None = None
@@ -122,7 +143,9 @@ class LayerPipeline:
         """Begin a step with these loads (prefetched before, or not) and saves.
 
         A step that was not ended is given up first: its loads have failed, its saves are not kept.
+        SpecError, and nothing changes, where two loads are of one request: what of which failed?
         """
+        refuse_repeats("a step loads for request", (load.request for load in loads))
         self._give_up_step()
         self._forget_done()
         step = self._step = _Step(
@@ -136,13 +159,13 @@ class LayerPipeline:
     def before_layer(self, layer: int, *, requests: Collection[Hashable] | None = None) -> None:
         """Return when what ``layer`` needs has landed or failed, for these requests or all of the step."""
         step = self._step
-        if step is None or not (step.loads or step.traced):
+        if step is None or not (step.loads or step.saves or step.traced):
             return
         position = self._positions.get(layer)
         if position is None:
             step.ignored += 1
             return
-        step.before.add(position)
+        step.expect(position, self._plan[position])
         loads = [load for load in step.loads if requests is None or load.request in requests]
         if loads:
             self._note_computed(loads, position)
@@ -193,16 +216,15 @@ class LayerPipeline:
 
         Its loads have ended then, well or not; its saves go on by themselves. Those of a request whose load
         failed are given up: what it computed is not right. So are all others where requests ``share_blocks``:
-        they may have computed on what that load left.
+        they may have computed on what that load left, or one that was cancelled.
         """
         step, self._step = self._step, None
         failed, self._lost = self._lost, {}
         if step is None:
             return StepReport(failed=failed, depth=self.depth)
         failed |= self._end_loads(step)
-        given_up = {
-            save.request for save in step.saves if save.request in failed or (share_blocks and failed)
-        }
+        all_of_it = share_blocks and (failed or step.cancelled)
+        given_up = {save.request for save in step.saves if save.request in failed or all_of_it}
         for save in step.saves:
             if save.request in given_up:
                 save.give_up()
@@ -239,8 +261,7 @@ class LayerPipeline:
                     self._tail.append(each)
         self._prefetched = [load for load in self._prefetched if load.request != request]
         if step is not None:
-            step.loads = [load for load in step.loads if load.request != request]
-            step.saves = [save for save in step.saves if save.request != request]
+            step.forget(request)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until no load or save of ended steps is under way; False when it is after ``timeout_s``."""

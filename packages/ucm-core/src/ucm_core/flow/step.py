@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import ParamSpec
 
 import numpy as np
@@ -23,6 +24,8 @@ __all__ = ["Failed", "RunningLoad", "RunningSave", "StepLoad", "StepReport", "St
 
 _log = quiet_logger(__name__)
 _P = ParamSpec("_P")
+_cancel, _seal, _abandon = methodcaller("cancel"), methodcaller("seal"), methodcaller("abandon")
+"""Of a handle, looked up where `tried` catches what that raises."""
 
 Mask = npt.NDArray[np.bool_]
 Failed = Mapping[str, Mask]
@@ -100,7 +103,7 @@ class RunningLoad:
         """
         runs_here = [run for run in layer.brings if run.row in self.rows and not self._given_up]
         for run in runs_here:
-            self._broken |= not tried(self.rows[run.row].submit, run.slice, urgency=urgency)
+            self._broken |= not tried(methodcaller("submit", run.slice, urgency=urgency), self.rows[run.row])
         return bool(runs_here)
 
     def when_landed(self, layer: LayerShards, call: Callable[[], None]) -> None:
@@ -125,14 +128,14 @@ class RunningLoad:
         """
         for shard in layer.needs:
             if shard[0] in self.rows and shard not in self._settled:
-                self._settled.add(shard)
                 self._broken |= not tried(self._settle, shard, 0.0 if self._given_up else left_s())
+                self._settled.add(shard)  # not before: another thread in this hook would not wait
 
     def give_up(self) -> None:
         """Cancel what has not begun."""
         self._given_up = True
         for handle in self.rows.values():
-            self._broken |= not tried(handle.cancel)
+            self._broken |= not tried(_cancel, handle)
 
     def finish(self, promised: Mapping[str, int], left_s: Callable[[], float]) -> Failed:
         """End the load with its step and return what failed; it may not be `done` even after ``left_s()``.
@@ -177,6 +180,7 @@ class RunningSave:
         self.request = save.request
         self.rows = save.rows
         self._missing = {shard for shard in promised if shard[0] in save.rows}
+        self._stale: set[Shard] = set()
         self._given_up = False
 
     @property
@@ -189,6 +193,11 @@ class RunningSave:
         again = (run for run in layer.rewrites if not self._missing.issuperset(run))
         return self._submit((*layer.finishes, *again), ready)
 
+    def expect(self, layer: LayerShards) -> None:
+        """``layer`` computes once more: what was saved of it is not final."""
+        written = (shard for run in (*layer.finishes, *layer.rewrites) for shard in run)
+        self._stale.update(shard for shard in written if shard[0] in self.rows)
+
     def when_done(self, call: Callable[[], None]) -> None:
         """Call once, on any thread, when all of it is published or given up."""
         count_down = countdown(len(self.rows), call)
@@ -196,10 +205,10 @@ class RunningSave:
             tried(_call_when_known, handle, None, count_down)
 
     def finish(self, ready: ComputeEvent | None) -> int:
-        """Save what no layer's hook saved; no more comes. The number of these units."""
-        late = self._submit(runs(self._missing), ready)
+        """Save what no layer's last hook saved; no more comes. The number of units that none saved."""
+        late = self._submit(runs(self._missing | self._stale), ready)
         for handle in self.rows.values():
-            if not self._given_up and not tried(handle.seal):
+            if not self._given_up and not tried(_seal, handle):
                 self.give_up()
         return late
 
@@ -207,7 +216,7 @@ class RunningSave:
         """Nothing that is not published will be."""
         self._given_up = True
         for handle in self.rows.values():
-            tried(handle.abandon)
+            tried(_abandon, handle)
 
     def _submit(self, shards: Iterable[Shards], ready: ComputeEvent | None) -> int:
         before = len(self._missing)
@@ -215,9 +224,10 @@ class RunningSave:
             handle = self.rows.get(run.row)
             if handle is None or self._given_up:
                 continue
-            if not tried(handle.submit, run.slice, ready=ready):
+            if not tried(methodcaller("submit", run.slice, ready=ready), handle):
                 self.give_up()
             self._missing.difference_update(run)
+            self._stale.difference_update(run)
         return before - len(self._missing)
 
 

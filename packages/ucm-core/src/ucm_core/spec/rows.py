@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -11,7 +11,17 @@ from typing import Any
 from ucm_core.errors import SpecError, shown
 from ucm_core.spec.dtypes import itemsize
 
-__all__ = ["Part", "RankRule", "RowKind", "SpecRow", "as_tuple", "is_count", "is_name", "refuse_repeats"]
+__all__ = [
+    "Part",
+    "RankRule",
+    "RowKind",
+    "SpecRow",
+    "as_tuple",
+    "is_count",
+    "is_name",
+    "is_number",
+    "refuse_repeats",
+]
 
 MAX_NUMBER = (1 << 31) - 1
 """Of layers, tokens and elements; products of two of them stay inside 64 bits."""
@@ -169,7 +179,7 @@ class SpecRow:
             raise SpecError(f"row {self.name!r} is a {self.kind.value} row without parts")
 
     def _check_units(self) -> None:
-        if not self.units or not all(_is_number(unit) for unit in self.units):
+        if not self.units or not all(is_number(unit) for unit in self.units):
             raise SpecError(f"row {self.name!r} needs layer numbers from 0, got {shown(self.units)}")
         for before, after in zip(self.units, self.units[1:], strict=False):
             if before >= after:
@@ -188,7 +198,7 @@ class SpecRow:
             raise SpecError(
                 f"row {self.name!r}: window is {shown(self.window)}, must be at least 1 (the token itself)"
             )
-        if not _is_number(self.extra):
+        if not is_number(self.extra):
             raise SpecError(
                 f"row {self.name!r}: extra is {shown(self.extra)}, must be an int that is not negative"
             )
@@ -251,7 +261,8 @@ def is_name(value: object) -> bool:
     return True
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Return whether ``value`` is an int of at least 0 and at most `MAX_NUMBER`."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
 
 
@@ -265,12 +276,12 @@ def as_tuple(values: Any, what: str) -> tuple[Any, ...]:
 
 def is_count(value: object) -> bool:
     """Return whether ``value`` is an int of at least 1 and at most `MAX_NUMBER`."""
-    return _is_number(value) and value != 0
+    return is_number(value) and value != 0
 
 
-def refuse_repeats(what: str, names: Iterable[str]) -> None:
+def refuse_repeats(what: str, names: Iterable[Hashable]) -> None:
     """Raise SpecError at the first name that occurs twice."""
-    seen: set[str] = set()
+    seen: set[Hashable] = set()
     for name in names:
         if name in seen:
             raise SpecError(f"{what} {name!r} twice")
