@@ -74,7 +74,8 @@ class Runs:
 
     def __init__(self, python: Path, directory: Path) -> None:
         self.directory = directory
-        self._setup = EngineSetup(python, directory)
+        self.setup = EngineSetup(python, directory)
+        """For one process; `process` starts engines with it."""
         self._numbers = itertools.count(1)
         self.checkpoint = cache(self._write_checkpoint)
         self.altered_checkpoint = cache(self._write_altered)
@@ -84,7 +85,7 @@ class Runs:
 
     def process(self, name: str, *, prelude: str = "", multiprocess: bool = False) -> Engine:
         """A process with vLLM imported, without an engine yet."""
-        setup = replace(self._setup, prelude=prelude, multiprocess=multiprocess)
+        setup = replace(self.setup, prelude=prelude, multiprocess=multiprocess)
         return Engine(setup, f"{next(self._numbers):02d}-{name}")
 
     def engine(self, name: str, family: str, root: Path | None, **more: Any) -> Engine:
