@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections import Counter
@@ -158,6 +159,26 @@ def test_what_cannot_be_written_is_counted_and_nothing_else(tmp_path: Path) -> N
     tmp_path.rmdir()
     trace.close()
     assert metrics.ERRORS.labels(where="trace")._value.get() == before + 1
+
+
+def test_what_is_written_in_part_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(Path, "replace", full)
+    before = metrics.ERRORS.labels(where="trace")._value.get()
+    switched_on(tmp_path, ClockDouble()).close()
+    assert metrics.ERRORS.labels(where="trace")._value.get() == before + 1
+    assert [path.name for path in tmp_path.iterdir()] == ["on"]
+
+
+@pytest.mark.parametrize("end", ["json", "part"])
+def test_nothing_is_written_where_a_link_leads(tmp_path: Path, end: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / f"ucm-{os.getpid()}-0.{end}").symlink_to(elsewhere)
+    switched_on(tmp_path, ClockDouble()).close()
+    assert not elsewhere.exists()
+    assert (tmp_path / f"ucm-{os.getpid()}-1.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["\0", "x" * 5000])

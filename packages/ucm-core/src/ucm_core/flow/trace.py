@@ -116,15 +116,26 @@ class Trace:
             "otherData": {"intervals": len(intervals), "forgotten": lost},
         }
         try:
-            target = next(path for path in _names(directory) if not path.exists())
-            unfinished = target.with_suffix(".part")
-            unfinished.write_text(json.dumps(content), encoding="utf-8")
-            unfinished.replace(target)
+            target = _write_new(directory, json.dumps(content))
         except OSError as error:
             metrics.ERRORS.labels(where="trace").inc()
             _log.warning("a trace of %d intervals could not be written: %s", len(intervals), error)
         else:
             _log.info("wrote a trace of %d intervals to %s", len(intervals), target)
+
+
+def _write_new(directory: Path, text: str) -> Path:
+    """Write a file of a name that is not taken, whole or not at all; its path."""
+    target = next(_free_names(directory))
+    unfinished = target.with_suffix(".part")
+    with unfinished.open("x", encoding="utf-8") as file:  # never where a link leads
+        try:
+            file.write(text)
+            file.flush()
+            return unfinished.replace(target)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
 
 
 def chrome_events(intervals: Iterable[Interval], *, process: int) -> list[dict[str, object]]:
@@ -169,8 +180,9 @@ def _lanes(intervals: Iterable[Interval]) -> Iterator[tuple[Interval, int]]:
         yield interval, lane
 
 
-def _names(directory: Path) -> Iterator[Path]:
-    return (directory / f"ucm-{os.getpid()}-{number}.json" for number in itertools.count())
+def _free_names(directory: Path) -> Iterator[Path]:
+    paths = (directory / f"ucm-{os.getpid()}-{number}.json" for number in itertools.count())
+    return (path for path in paths if not any(map(os.path.lexists, (path, path.with_suffix(".part")))))
 
 
 def _exists(path: Path) -> bool:
