@@ -19,6 +19,7 @@ reads blocks that it saves: see `ucm_vllm.worker_saves`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ucm_core.cache import Cache
@@ -62,6 +63,8 @@ class WorkerHalf:
         self._step_cache: Cache | None = None
         self._piped: LayerPipeline | None = None  # while the step has loads or saves that come layer by layer
         self._last_step = 0
+        # vLLM gives each step a plan of its own, and may call a hook of it twice or not at all
+        self._begun = self._heard = NO_STEP
 
     @property
     def pending_count(self) -> int:
@@ -99,7 +102,7 @@ class WorkerHalf:
     def start_loads(self, plan: StepPlan) -> None:
         """Begin all loads; returns when those that do not come layer by layer have ended, well or not."""
         self._begin(plan)
-        self._loads.begin_asynchronous(self._step_cache, plan)
+        self._begin_asynchronous(plan)
         self._loads.wait_whole()
 
     def before_layer(self, plan: StepPlan, name: str) -> None:
@@ -117,11 +120,17 @@ class WorkerHalf:
     def end_step(self, plan: StepPlan) -> None:
         """Save the rest of what the step completed; nothing that may have been computed on garbage."""
         self._begin(plan)
-        piped, self._piped = self._piped, None
         trusted = plan.failures_seen >= self._loads.failures and self._loads.are_fine()
+        computed = None
+        try:
+            computed = self._record() if self._piped is not None else None
+        except Exception as error:  # noqa: BLE001 (the border: nothing says when its bytes are final)
+            border.failed("compute_event", error)
+            trusted = False
         if not trusted:
             self._saves.give_up_step()
-        failed = {} if piped is None else piped.end_step(computed=self._record(), share_blocks=True).failed
+        piped, self._piped = self._piped, None
+        failed = {} if piped is None else piped.end_step(computed=computed, share_blocks=True).failed
         self._loads.judge(plan.namespace, failed)
         trusted &= plan.failures_seen >= self._loads.failures
         self._saves.end_step(self._step_cache, trusted=trusted)
@@ -133,7 +142,12 @@ class WorkerHalf:
 
         Each id once, ever.
         """
-        return *self._loads.collect(plan), self._saves.collect(plan)
+        if any(load.asynchronous for load in plan.loads):
+            self._begin(plan)
+            self._begin_asynchronous(plan)
+        heard = plan if plan is not self._heard else replace(plan, promised=())
+        self._heard = plan
+        return *self._loads.collect(plan), self._saves.collect(heard)
 
     def broken_pages(self) -> set[int]:
         """Engine blocks that loads of this step could not fill; asked once per step."""
@@ -183,6 +197,12 @@ class WorkerHalf:
         except Exception as error:  # noqa: BLE001 (the border: what did not begin has failed when the step ends)
             border.failed("begin_step", error)
             self._saves.give_up_step()
+
+    def _begin_asynchronous(self, plan: StepPlan) -> None:
+        """Begin the asynchronous loads of ``plan``, once: vLLM waits for each of them to be reported."""
+        if plan is not self._begun:
+            self._begun = plan
+            self._loads.begin_asynchronous(self._step_cache, plan)
 
     def _begin_layers(self, plan: StepPlan) -> None:
         loads = self._loads.begin_step(self._step_cache, plan)
