@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
 from ucm_core.events import EventStream
 from ucm_vllm.connector import _kv_events
-from ucm_vllm.kv_events import StoredObject
+from ucm_vllm.kv_events import KvEvents, StoredObject
+from ucm_vllm.metadata import Happened
 
 PAGES = ([1, 2, 3],)
 
@@ -97,6 +98,66 @@ def test_lost_events_cost_an_enumeration_and_no_truth(engines: Any, tmp_path: Pa
     cache._spaces.root.journal.lose()
     engine.write_prompt(request(300, first=5), PAGES)
     assert followed(engine, index) == names_on_disk(tmp_path)
+
+
+@pytest.mark.parametrize("call", ["take", "contents"])
+def test_an_enumeration_that_fails_is_made_again_and_keeps_back_nothing_else(
+    engines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    engine = following(engines())
+    engine.write_prompt(request(300), PAGES)
+    index = followed(engine)
+    lose_one(engine, tmp_path)
+    monkeypatch.setattr(EventStream, call, fail_after_one(getattr(EventStream, call)))
+    engine.write_prompt(request(300, "more", first=5), PAGES)  # its blocks come back
+    followed(engine, index)
+    monkeypatch.undo()
+    assert followed(engine, index) == names_on_disk(tmp_path)
+
+
+def lose_one(engine: Halves, root: Path) -> None:
+    """An object goes, and whoever follows has missed it."""
+    objects(root)[0].unlink()
+    cache = engine.worker_cache.current
+    assert cache is not None
+    cache._spaces.root.journal.lose()
+
+
+def fail_after_one(real: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
+    def one(*arguments: Any) -> Any:
+        yield next(iter(real(*arguments)), None)
+        raise OSError("gone")
+
+    return one
+
+
+def test_an_index_that_was_not_asked_for_long_hears_the_last_word_of_each_object(
+    engines: Any, tmp_path: Path
+) -> None:
+    """However much lies on the medium when it begins: nothing is left out."""
+    engine = following(engines())
+    engine.write_prompt(request(300), PAGES)
+    cache = engine.worker_cache.current
+    assert cache is not None
+    for turn in range(4):
+        cache.stores["full"].drop(keys_of(engine)[: turn + 1])
+        engine.write_prompt(request(300, f"turn {turn}"), PAGES)
+    engine.step()
+    events = engine.scheduler.take_events()
+    assert len(events) == len({event.name for event in events}) == 4
+    assert {event.name for event in events if event.stored} == names_on_disk(tmp_path)
+
+
+def test_nothing_is_left_out_however_much_there_is(engines: Any) -> None:
+    engine = following(engines())
+    engine.write_prompt(request(128), PAGES)
+    cache, names = engine.scheduler_cache.current, range(70_000)
+    assert cache is not None
+    told = Happened("full", tuple(number.to_bytes(16, "little") for number in names), True, "file")
+    events = KvEvents(engine.spec)
+    events.add(cache, [told])
+    assert len(events.take()) == len(names)
+    assert events.take() == []
 
 
 def test_a_new_generation_forgets_the_old_one(engines: Any) -> None:

@@ -13,9 +13,6 @@ from ucm_core.spec.keys import NAME_BYTES
 from ucm_vllm.metadata import Happened
 from ucm_vllm.spec_from_engine import EngineSpec
 
-MAX_EVENTS = 65_536
-"""Events kept until vLLM takes them, which it does after every step; the oldest go first."""
-
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
@@ -41,20 +38,21 @@ class KvEvents:
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
-        self._events: list[StoredObject] = []
+        self._events: dict[tuple[str, bytes], StoredObject] = {}  # the last word about each object
         self.origins = Origins()
         """Of what was planned to be saved."""
 
     def add(self, cache: Cache, happened: Iterable[Happened]) -> None:
         """What the workers told."""
         for each in happened:
-            self._events += self._objects(cache, each)
-        del self._events[:-MAX_EVENTS]
+            for event in self._objects(cache, each):
+                self._events.pop((each.row, event.name), None)  # the last word stands where it was said
+                self._events[each.row, event.name] = event
 
     def take(self) -> list[StoredObject]:
-        """Everything since the last call, in order."""
-        taken, self._events = self._events, []
-        return taken
+        """What became of each object since the last call, in order; none is left out, however many."""
+        taken, self._events = self._events, {}
+        return list(taken.values())
 
     def _objects(self, cache: Cache, happened: Happened) -> Iterator[StoredObject]:
         row, group = self._spec.table.row(happened.row), self._spec.rows[happened.row][0]

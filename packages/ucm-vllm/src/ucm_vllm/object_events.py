@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ucm_core.cache import Cache
 from ucm_core.events import EventKind, EventStream
+from ucm_vllm import border
 from ucm_vllm.metadata import Happened
 
 MEDIUM = "file"
@@ -22,27 +23,39 @@ class ObjectEvents:
         self._cache: Cache | None = None
         self._stream: EventStream | None = None
         self._told: set[tuple[str, bytes]] = set()
+        self._behind = False
+        """Something was not told, so only an enumeration says what."""
 
     def take(self, cache: Cache | None) -> list[Happened]:
-        """Everything since the last call, in order; for a cache that was not followed yet all it holds."""
-        if cache is not self._cache:
-            self.close()
-            self._cache, self._stream = cache, None if cache is None else cache.events()
-        if self._stream is None:
+        """Everything since the last call, in order; for a cache that was not followed yet all it holds.
+
+        What cannot be found out now is told by a later call: whatever else a worker reports does not wait.
+        """
+        try:
+            if cache is not self._cache:
+                self.close()
+                self._stream = None if cache is None else cache.events()
+                self._cache = cache
+            return [] if self._stream is None else list(self._news(self._changes(self._stream)))
+        except Exception as error:  # noqa: BLE001 (the border: an index is behind, the engine goes on)
+            border.failed("kv_events", error)
+            self._behind = True
             return []
-        changes: list[tuple[str, bytes, bool]] = []
-        for event in self._stream.take():
-            if event.kind is EventKind.RESYNC:
-                changes += self._difference(self._stream)
-            else:
-                changes.append((event.row, event.name, event.kind is EventKind.STORED))
-        return list(self._news(changes))
 
     def close(self) -> None:
         """Follow nothing any more."""
         if self._stream is not None:
             self._stream.close()
         self._cache = self._stream = None
+
+    def _changes(self, stream: EventStream) -> list[tuple[str, bytes, bool]]:
+        events = stream.take()
+        if self._behind or any(event.kind is EventKind.RESYNC for event in events):
+            self._behind = True  # until the enumeration has come to its end
+            changes = list(self._difference(stream))
+            self._behind = False
+            return changes
+        return [(event.row, event.name, event.kind is EventKind.STORED) for event in events]
 
     def _difference(self, stream: EventStream) -> Iterator[tuple[str, bytes, bool]]:
         held = {(row, name) for row, names in stream.contents() for name in names}
