@@ -101,6 +101,42 @@ def test_where_prometheus_adds_processes_up_nothing_is_added(monkeypatch: pytest
     assert value("ucm_requests_total") == before
 
 
+def test_a_counter_that_began_again_is_told_by_what_it_counts_now() -> None:
+    feed = CounterFeed(interval_s=0)
+    errors = metrics.ERRORS.labels(where="began again")
+    errors.inc(5)
+    feed.take()
+    errors.reset()
+    assert key("ucm_errors_total", where="began again") not in grown(feed.take())
+    errors.inc(2)
+    assert grown(feed.take())[key("ucm_errors_total", where="began again")] == 2
+
+
+HOSTILE = [
+    {key("ucm_requests_total"): -3.0},
+    {key("ucm_requests_total"): float("nan")},
+    {key("ucm_requests_total"): None},
+    {key("ucm_requests_total", of="nobody"): 3.0},
+    {key("ucm_errors_total"): 3.0},
+    {key("ucm_layer_wait_seconds_bucket", le="77"): 3.0},
+    {key("ucm_layer_wait_seconds_sum"): -1.0},
+    {"no json": 3.0},
+    {"[]": 3.0},
+]
+
+
+@pytest.mark.parametrize("gains", HOSTILE)
+def test_what_is_no_gain_is_left_out_and_the_others_are_added(gains: dict[str, float]) -> None:
+    """Whoever serves ``/metrics`` goes on, and no counter goes down."""
+    names = ("ucm_requests_total", "ucm_layer_wait_seconds_sum", "ucm_layer_wait_seconds_count")
+    before = {name: value(name) for name in names}
+    seen = value("ucm_objects_saved_total", row="abused", tier="ring")
+    good = {key("ucm_objects_saved_total", row="abused", tier="ring"): 2.0}
+    process_counters.add({"another": gains | good})
+    assert {name: value(name) for name in names} == before
+    assert value("ucm_objects_saved_total", row="abused", tier="ring") == seen + 2
+
+
 def test_gains_of_two_steps_are_one() -> None:
     left, right = {"a": {"x": 1.0, "y": 2.0}}, {"a": {"y": 3.0}, "b": {"x": 4.0}}
     assert process_counters.together(left, right) == {"a": {"x": 1, "y": 5}, "b": {"x": 4}}

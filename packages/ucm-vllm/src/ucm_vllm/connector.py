@@ -94,6 +94,7 @@ class UCMStats(KVConnectorStats):
 class UCMPromMetrics(KVConnectorPromMetrics):
     """Adds what engines counted to the same counters of the process that serves ``/metrics``."""
 
+    @guarded("statistics", lambda: None)
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """See `ucm_vllm.process_counters.add`; the counters do not tell engines apart."""
         del engine_idx

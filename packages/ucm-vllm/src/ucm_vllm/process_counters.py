@@ -19,6 +19,7 @@ from typing import Any
 from prometheus_client import Counter, Histogram
 
 from ucm_core.ops import metrics
+from ucm_vllm import border
 
 INTERVAL_S = 0.1
 """Shortest time between two readings: reading all counters takes some 100 us."""
@@ -52,8 +53,8 @@ class CounterFeed:
             if now - self._taken_s < self._interval_s:
                 return {}
             taken, self._taken, self._taken_s = self._taken, _samples(), now
-        gains = {key: value - taken.get(key, 0.0) for key, value in self._taken.items()}
-        grown = {key: gain for key, gain in gains.items() if gain}
+        gains = {key: _gain(taken.get(key, 0.0), value) for key, value in self._taken.items()}
+        grown = {key: gain for key, gain in gains.items() if gain > 0}
         return {process_name(): grown} if grown else {}
 
 
@@ -83,7 +84,7 @@ def totals(gains: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def add(gains: Mapping[str, Mapping[str, float]]) -> None:
-    """Add the gains of other processes to the counters of this one."""
+    """Add the gains of other processes to the counters of this one; what is no gain is left out."""
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         return
     known = {_name(metric): metric for metric in _metrics()}
@@ -91,11 +92,14 @@ def add(gains: Mapping[str, Mapping[str, float]]) -> None:
         if process == process_name():
             continue
         for key, gain in grown.items():
-            name, labels = json.loads(key)
-            _add_sample(known, name, labels, gain)
+            _add_sample(known, key, gain=gain)
 
 
-def _add_sample(known: Mapping[str, Any], name: str, counted_under: dict[str, str], gain: float) -> None:
+@border.guarded("statistics", lambda: None)
+def _add_sample(known: Mapping[str, Any], key: str, *, gain: float) -> None:
+    name, counted_under = json.loads(key)
+    if not gain > 0:
+        raise ValueError(f"{name} grew by {gain}: counters only grow")
     if name in known:
         metric = known[name]
         (metric.labels(**counted_under) if counted_under else metric).inc(gain)
@@ -103,6 +107,11 @@ def _add_sample(known: Mapping[str, Any], name: str, counted_under: dict[str, st
         histogram._sum.inc(gain)
     elif name.endswith("_bucket") and (histogram := known.get(name.removesuffix("_bucket"))) is not None:
         histogram._buckets[histogram._upper_bounds.index(float(counted_under["le"]))].inc(gain)
+
+
+def _gain(before: float, now: float) -> float:
+    """How much a counter grew; one that is smaller began again at zero."""
+    return now - before if now >= before else now
 
 
 def _samples() -> dict[str, float]:
