@@ -15,7 +15,7 @@ from openings import Crowd, engine, object_files
 
 from ucm_core.spec.segments import Parallelism
 from ucm_core.testing.engine.engine import EngineShape, ReferenceEngine
-from ucm_core.testing.engine.request import Stage
+from ucm_core.testing.engine.request import Phase
 from ucm_core.testing.engine.scheduler import Feed
 from ucm_core.testing.engine.work import Step
 
@@ -42,7 +42,7 @@ def run(engine_: ReferenceEngine, prompt: list[int] = PROMPT, *, output_tokens: 
     before = engine_.scheduler.counts.resumed_tokens
     request = engine_.submit("r", prompt, output_tokens=output_tokens)
     counts = engine_.run()
-    assert request.stage is Stage.FINISHED
+    assert request.phase is Phase.FINISHED
     assert len(request.tokens) == len(prompt) + output_tokens
     return counts.resumed_tokens - before
 

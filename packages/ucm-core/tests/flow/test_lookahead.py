@@ -9,35 +9,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucm_core.errors import ConfigError
-from ucm_core.flow.lookahead import LEAST_DEPTH, MOST_DEPTH, SAMPLES, LookAhead, Window, due
+from ucm_core.flow.lookahead import LEAST_DEPTH, MOST_DEPTH, SAMPLES, Backlog, LookAhead, due
 
 positions = st.integers(0, 8)
-windows = st.builds(Window, positions, positions, positions)
+backlogs = st.builds(Backlog, positions, positions, positions)
 times = st.floats(1e-6, 10)
 
 
-def slowly_due(asked: list[Window], room: int) -> list[tuple[int, int]]:
+def slowly_due(asked: list[Backlog], room: int) -> list[tuple[int, int]]:
     """Everything that could be submitted, nearest first; then what there is no room for is struck out."""
     wanted = sorted(
         (position, load)
-        for load, window in enumerate(asked)
+        for load, backlog in enumerate(asked)
         for position in range(20)
-        if window.begin <= position < max(window.urgent, window.end)
+        if backlog.begin <= position < max(backlog.urgent, backlog.end)
     )
     ahead = [(position, load) for position, load in wanted if position >= asked[load].urgent]
     return [entry for entry in wanted if entry not in ahead[max(room, 0) :]]
 
 
-@given(st.lists(windows, max_size=5), st.integers(-2, 12))
-def test_due_is_what_an_oracle_says(asked: list[Window], room: int) -> None:
+@given(st.lists(backlogs, max_size=5), st.integers(-2, 12))
+def test_due_is_what_an_oracle_says(asked: list[Backlog], room: int) -> None:
     assert due(asked, room=room) == slowly_due(asked, room)
 
 
-@given(st.lists(windows, max_size=5), st.integers(0, 12))
-def test_what_is_submitted_of_a_load_leaves_no_hole(asked: list[Window], room: int) -> None:
-    for load, window in enumerate(asked):
+@given(st.lists(backlogs, max_size=5), st.integers(0, 12))
+def test_what_is_submitted_of_a_load_leaves_no_hole(asked: list[Backlog], room: int) -> None:
+    for load, backlog in enumerate(asked):
         mine = [position for position, index in due(asked, room=room) if index == load]
-        assert mine == list(range(window.begin, window.begin + len(mine)))
+        assert mine == list(range(backlog.begin, backlog.begin + len(mine)))
 
 
 @given(st.lists(times, max_size=9), st.lists(times, max_size=9))

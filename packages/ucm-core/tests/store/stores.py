@@ -108,6 +108,14 @@ def open_store(
     return store
 
 
+def close_balanced(store: BlockStore) -> None:
+    """Close it: then nothing is under way, and it holds no slot."""
+    store.close()
+    left = store.statistics()
+    assert left.working == 0
+    assert left.ring is None or left.ring.own_references == 0
+
+
 def _end(root: CacheRoot, pool: IoPool) -> None:
     pool.close(60.0)
     root.close()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stores import NAMESPACE, Faults, Gate, open_store
+from stores import NAMESPACE, Faults, Gate, close_balanced, open_store
 
 from ucm_core.flow.copy import BufferBlocks, Span
 from ucm_core.flow.ticket import ResultCode
@@ -68,9 +68,7 @@ def root(tmp_path: Path) -> Path:
 def store(root: Path) -> Iterator[BlockStore]:
     store = open_store(root, GEOMETRY, limits=QUICK)
     yield store
-    store.close()
-    assert store.statistics().working == 0
-    assert store.statistics().ring.own_references == 0
+    close_balanced(store)
 
 
 def test_only_submitted_units_are_written(store: BlockStore) -> None:
@@ -327,10 +325,7 @@ def test_any_load_brings_right_bytes_or_says_why_not(
         assert load.ticket.wait(WAIT_S)
         check(out, load.ticket.results, *numbers)
         judge(states, load.ticket.object_results.tolist(), broken, cancelled=load.ticket.cancelled)
-        store.close()
-        assert store.statistics().working == 0
-        ring = store.statistics().ring
-        assert ring is None or ring.own_references == 0
+        close_balanced(store)
 
 
 def prepare(store: BlockStore, root: Path, number: int, state: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stores import open_store
+from stores import close_balanced, open_store
 
 from ucm_core.flow.copy import BufferBlocks
 from ucm_core.flow.ticket import ResultCode
@@ -93,7 +93,4 @@ def test_many_threads_see_only_right_units(tmp_path: Path, slots: int, threads: 
         worker.join()
     assert not wrong, wrong
     for store in stores:
-        store.close()
-        assert store.statistics().working == 0
-        ring = store.statistics().ring
-        assert ring is None or ring.own_references == 0
+        close_balanced(store)

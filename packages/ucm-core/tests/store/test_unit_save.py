@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from stores import Faults, open_store
+from stores import Faults, close_balanced, open_store
 
 from ucm_core.flow.copy import BufferBlocks, Span
 from ucm_core.flow.ticket import ResultCode
@@ -62,9 +62,7 @@ def expect(store: BlockStore, *numbers: int) -> None:
 def store(tmp_path: Path) -> Iterator[BlockStore]:
     store = open_store(tmp_path, GEOMETRY, limits=QUICK)
     yield store
-    store.close()
-    assert store.statistics().working == 0
-    assert store.statistics().ring.own_references == 0
+    close_balanced(store)
 
 
 def test_a_call_waits_for_nobody(store: BlockStore) -> None:
@@ -315,10 +313,7 @@ def test_any_save_keeps_the_last_bytes_or_nothing(
         save.ticket.wait_durable(WAIT_S)
         whole = end == "seal" and set(newest) == set(range(4)) and "never" not in newest.values()
         judge(store, save.ticket.object_results.tolist(), whole=whole, there=there, durable=durable)
-        store.close()
-        assert store.statistics().working == 0
-        ring = store.statistics().ring
-        assert ring is None or ring.own_references == 0
+        close_balanced(store)
 
 
 def submit_all(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ucm_core.errors import ConfigError, shown
 from ucm_core.spec.rows import is_count
 
-__all__ = ["LEAST_DEPTH", "MOST_DEPTH", "LookAhead", "Window", "due"]
+__all__ = ["LEAST_DEPTH", "MOST_DEPTH", "Backlog", "LookAhead", "due"]
 
 LEAST_DEPTH = 2
 """The next layer's load runs while the one after it waits behind it: the medium never idles between two."""
@@ -21,7 +21,7 @@ SAMPLES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Backlog:
     """Which positions of one load were submitted and which are to be, as half-open ranges side by side."""
 
     begin: int
@@ -32,21 +32,21 @@ class Window:
     """Next: ``[urgent, end)``."""
 
 
-def due(windows: Sequence[Window], *, room: int) -> list[tuple[int, int]]:
+def due(backlogs: Sequence[Backlog], *, room: int) -> list[tuple[int, int]]:
     """Return the (position, load) to submit now, in order: the nearest position of every load first.
 
     What is waited for is always due; what comes next is while there is ``room`` (a number of entries).
 
-    >>> due([Window(1, 1, 3), Window(0, 1, 3)], room=2)
+    >>> due([Backlog(1, 1, 3), Backlog(0, 1, 3)], room=2)
     [(0, 1), (1, 0), (1, 1)]
     """
     entries: list[tuple[int, int]] = []
-    first = min((window.begin for window in windows), default=0)
-    for position in range(first, max((max(window.urgent, window.end) for window in windows), default=0)):
-        for load, window in enumerate(windows):
-            ahead = window.urgent <= position < window.end and room > 0
-            if position >= window.begin and (position < window.urgent or ahead):
-                room -= position >= window.urgent
+    first = min((backlog.begin for backlog in backlogs), default=0)
+    for position in range(first, max((max(backlog.urgent, backlog.end) for backlog in backlogs), default=0)):
+        for load, backlog in enumerate(backlogs):
+            ahead = backlog.urgent <= position < backlog.end and room > 0
+            if position >= backlog.begin and (position < backlog.urgent or ahead):
+                room -= position >= backlog.urgent
                 entries.append((position, load))
     return entries
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from ucm_core.errors import ConfigError, shown
 from ucm_core.flow.handles import ComputeEvent
 from ucm_core.flow.layers import LayerShards, Shard, plan_layers
-from ucm_core.flow.lookahead import LEAST_DEPTH, LookAhead, Window, due
+from ucm_core.flow.lookahead import LEAST_DEPTH, Backlog, LookAhead, due
 from ucm_core.flow.step import (
     Failed,
     RunningLoad,
@@ -326,10 +326,10 @@ class LayerPipeline:
         for load in loads:
             load.urgent = max(load.urgent, urgent)
         last = len(self._plan)
-        windows = [
-            Window(load.reach, load.urgent, min(last, load.urgent + step.depth)) for load in step.loads
+        backlogs = [
+            Backlog(load.reach, load.urgent, min(last, load.urgent + step.depth)) for load in step.loads
         ]
-        for position, index in due(windows, room=self._room()):
+        for position, index in due(backlogs, room=self._room()):
             self._submit(step.loads[index], position)
         self._submit_prefetched()
 
@@ -338,8 +338,8 @@ class LayerPipeline:
         if not self._prefetched:
             return
         end = min(len(self._plan), self._ahead.depth)
-        windows = [Window(load.reach, 0, end) for load in self._prefetched]
-        for position, index in due(windows, room=self._room()):
+        backlogs = [Backlog(load.reach, 0, end) for load in self._prefetched]
+        for position, index in due(backlogs, room=self._room()):
             self._submit(self._prefetched[index], position, behind=len(self._plan))
 
     def _submit(self, load: RunningLoad, position: int, *, behind: int = 0) -> None:

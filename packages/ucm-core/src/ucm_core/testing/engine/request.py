@@ -13,10 +13,10 @@ from ucm_core.coordinator.coordinator import Verdict
 from ucm_core.spec.keys import PrefixChain
 from ucm_core.testing.engine.model import Digests, PrefixModel
 
-__all__ = ["Request", "Stage"]
+__all__ = ["Phase", "Request"]
 
 
-class Stage(Enum):
+class Phase(Enum):
     """Where a request is."""
 
     WAITING = "waiting"
@@ -47,7 +47,7 @@ class Request:
     """Over `tokens`."""
     model: PrefixModel
     """Says what follows."""
-    stage: Stage = Stage.WAITING
+    phase: Phase = Phase.WAITING
     """Where it is."""
     computed: int = 0
     """Tokens whose bytes are in the engine's memory, ``[0, computed)``."""
@@ -116,14 +116,14 @@ class Request:
     def begin(self, use: int, verdict: Verdict, saved: dict[str, int]) -> None:
         """Resume where ``verdict`` says; ``saved``: by row the block up to which the cache has all."""
         self.use = use
-        self.stage = Stage.READY
+        self.phase = Phase.READY
         self.verdict = verdict
         self.computed = self.resumed = self.kept_state = verdict.hit.resume_tokens
         self.saved = saved
 
     def restart(self) -> None:
         """Forget all pages: they are somebody else's from now on."""
-        self.stage = Stage.WAITING
+        self.phase = Phase.WAITING
         self.computed = self.resumed = self.kept_state = self.due_state = 0
         self.verdict = None
         self.tables, self.state_pages, self.saved = {}, {}, {}

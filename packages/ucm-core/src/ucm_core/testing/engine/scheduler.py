@@ -24,7 +24,7 @@ from random import Random
 from ucm_core.coordinator.coordinator import Coordinator
 from ucm_core.coordinator.coverage import joint_step
 from ucm_core.testing.engine.keeping import Keeper
-from ucm_core.testing.engine.request import Request, Stage
+from ucm_core.testing.engine.request import Phase, Request
 from ucm_core.testing.engine.tables import BlockTables, Pages
 from ucm_core.testing.engine.work import Copy, Step, Work
 
@@ -218,12 +218,12 @@ class Scheduler:
         self.counts.drafts += len(planned.drafts)
         self.counts.rejected += len(planned.drafts) - accepted
         request.computed = planned.known + accepted
-        request.stage = Stage.RUNNING
+        request.phase = Phase.RUNNING
         left = self.tables.leave_behind(request)
         self.freed += [(request.key, left), (request.key, self.tables.turn(request, planned.work, accepted))]
         self._keeper.owe(request)
         if request.done:
-            request.stage = Stage.FINISHED
+            request.phase = Phase.FINISHED
             self.counts.finished += 1
             self.running.remove(request)
             self.leaving.append(request)
@@ -245,13 +245,13 @@ class Scheduler:
 
     def abort(self, request: Request) -> None:
         """Nobody wants ``request`` any more, whatever its stage; one that has ended stays. Between steps."""
-        if request.stage in {Stage.FINISHED, Stage.ABORTED}:
+        if request.phase in {Phase.FINISHED, Phase.ABORTED}:
             return
         if request in self.running:
             self._give_up(request)
         else:
             self.waiting.remove(request)
-        request.stage = Stage.ABORTED
+        request.phase = Phase.ABORTED
         self.counts.aborted += 1
 
     def _give_up(self, request: Request) -> None:
