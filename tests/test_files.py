@@ -12,7 +12,7 @@ from repository import ROOT, committable, is_native
 
 MAX_BYTES = 512 * 1024
 GENERATED = {".so", ".o", ".pyc", ".whl", ".egg-info", ".safetensors", ".log", ".orig", ".rej", ".bin"}
-ROOMS = {".ci", "benchmarks", "docs", "e2e", "packages", "tests"}
+ROOMS = {".ci", "benchmarks", "bridges", "docs", "e2e", "packages", "tests"}
 TOP_FILES = {".gitignore", "LICENSE", "README.md", "pyproject.toml", "tox.ini"}
 
 # Patterns are spelt in pieces, so that this file does not match itself.
@@ -126,7 +126,7 @@ def project(path: Path) -> dict[str, object]:
 
 
 def packages() -> list[Path]:
-    return [path.parent for path in committable() if path.match("packages/*/pyproject.toml")]
+    return [path.parent for path in committable() if path.name == "pyproject.toml" and len(path.parts) == 3]
 
 
 def test_all_packages_have_one_version_and_adapters_pin_the_core() -> None:
@@ -136,12 +136,12 @@ def test_all_packages_have_one_version_and_adapters_pin_the_core() -> None:
     for path in packages():
         dependencies = project(path).get("dependencies", [])
         assert isinstance(dependencies, list)
-        assert path.name == "ucm-core" or pin in dependencies, path
+        assert project(path)["name"] == "ucm-core" or pin in dependencies, path
 
 
 def test_all_packages_tell_their_version() -> None:
     for path in packages():
-        module = ROOT / path / "src" / path.name.replace("-", "_") / "__init__.py"
+        module = ROOT / path / "src" / str(project(path)["name"]).replace("-", "_") / "__init__.py"
         assert f'__version__ = "{project(path)["version"]}"\n' in module.read_text(encoding="utf-8")
 
 

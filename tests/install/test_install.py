@@ -1,4 +1,4 @@
-"""Both packages as a newcomer gets them: built as wheels, installed where there is no engine."""
+"""All packages as a newcomer gets them: built as wheels, installed where there is no engine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ["ucm-core", "ucm-vllm"]
+PACKAGES = ["ucm-core", "ucm-position-key", "ucm-vllm"]
 
 
-@pytest.mark.parametrize("engine", ["vllm", "torch"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "torch"])
 def test_there_is_no_engine_here(engine: str) -> None:
     assert importlib.util.find_spec(engine) is None
 
@@ -31,7 +31,7 @@ def test_the_package_is_installed_from_a_wheel(package: str) -> None:
 def test_the_package_comes_from_site_packages_and_is_typed(package: str) -> None:
     module = importlib.import_module(package.replace("-", "_"))
     folder = Path(str(module.__file__)).parent
-    assert ROOT / "packages" not in folder.parents
+    assert not {ROOT / "packages", ROOT / "bridges"} & {*folder.parents}
     assert (folder / "py.typed").is_file()
 
 
