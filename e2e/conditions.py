@@ -26,8 +26,8 @@ GDN on a CPU know only this one."""
 UNSTEADY = ("gdn",)
 """In bfloat16 the engine's answers depend on how it cuts prompts into chunks and on preemption, without any
 cache as well: no oracle. Such a model is served without either."""
-RINGS = {"dense": "1MiB", "window": "1MiB", "mla": "2MiB", "mamba": "1MiB", "gdn": "4MiB"}
-"""Room for a few objects: most of what is loaded comes from files."""
+RINGS = {"dense": "544KiB", "window": "640KiB", "mla": "2MiB", "mamba": "1MiB", "gdn": "4MiB"}
+"""Room for a few objects of each row: much of what is loaded comes from files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,13 @@ def block_of(family: str) -> int:
 
 
 def prompts_for(family: str, count: int) -> tuple[Prompt, ...]:
-    """`count` prompts: three of a kind begin alike, two of a kind end just before an engine's block does."""
+    """`count` prompts, each longer than an engine's block, which is what may be loaded of it.
+
+    Three of a kind begin alike, two of a kind end just before an engine's block does.
+    """
     block, draw = block_of(family), random.Random(family)
-    edges = (draw.randrange(1, 3) * block - draw.randrange(1, ANSWER_TOKENS) for _ in range(count))
-    others = (draw.randrange(block * 3 // 4, block * 5 // 2) for _ in range(count))
+    edges = (2 * block - draw.randrange(1, ANSWER_TOKENS) for _ in range(count))
+    others = (draw.randrange(block * 5 // 4, block * 5 // 2) for _ in range(count))
     lengths = [
         edge if number % 3 else other for number, (edge, other) in enumerate(zip(edges, others, strict=True))
     ]

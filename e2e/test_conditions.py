@@ -18,6 +18,7 @@ from e2e.conditions import (
     CONDITIONS,
     MODES,
     Played,
+    block_of,
     play,
     prompts_for,
     waves_of,
@@ -152,8 +153,10 @@ def test_nothing_stays_held(played: Played) -> None:
 
 @every_condition
 @family_of_case
-def test_the_cache_served(played: Played) -> None:
-    assert sum(wave.external_tokens for wave in played.waves) > 0
+def test_the_cache_served(family: str, played: Played) -> None:
+    """At least a block for every sixth request: the others wait for nobody's save, or find vLLM's own blocks."""
+    served = sum(wave.external_tokens for wave in played.waves)
+    assert served >= len(played.pairs) // 6 * block_of(family)
 
 
 @family_of_case
