@@ -46,6 +46,8 @@ class RequestRecord:
         """vLLM has taken it up; until then asking again changes no account."""
         self.retrying = False
         """An asynchronous load failed: when vLLM asks again the account goes on."""
+        self.stands_back = False
+        """An asynchronous load failed, and vLLM has not been told to serve others first."""
         self.rewritten = False
         """Tokens were taken back, so blocks that were saved may be written again."""
         self._load_pages: Sequence[int] = ()
@@ -82,7 +84,7 @@ class RequestRecord:
     def admit(self, external_tokens: int, pages: Sequence[int]) -> None:
         """VLLM counts on ``external_tokens``; ``pages`` are the engine blocks of its first group."""
         self.account = self.account.promised(external_tokens)
-        self.admitted, self.retrying, self._load_pages = True, False, pages
+        self.admitted, self.retrying, self.stands_back, self._load_pages = True, False, False, pages
         if external_tokens:
             self._begin_tokens = self.local_tokens + external_tokens
 
@@ -96,7 +98,12 @@ class RequestRecord:
         first = next((index for index, page in enumerate(self._load_pages) if page in broken), 0)
         kept = 0 if self.loading else first * page_tokens - self.local_tokens
         self.account = self.account.delivered(max(0, kept))
-        self.retrying = self.loading
+        self.retrying = self.stands_back = self.loading
+
+    def stand_back(self) -> bool:
+        """Whether vLLM asks for the first time since an asynchronous load failed."""
+        stands_back, self.stands_back = self.stands_back, False
+        return stands_back
 
     def close_account(self) -> None:
         """Count what vLLM took up, if it did, and begin a new account."""

@@ -100,10 +100,18 @@ class SchedulerHalf:
 
     # -- before a step
 
-    def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int, bool]:
-        """(tokens that can be loaded past ``local_tokens``, asynchronously?); (0, False) in any doubt."""
+    def matched_tokens(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
+        """(tokens that can be loaded past ``local_tokens``, asynchronously?); (0, False) in any doubt.
+
+        (None, False), "ask again", once after an asynchronous load that failed. vLLM has taken the request's
+        blocks back by then, but keeps it in front of those that hold some; if it finds no room there it never
+        gets to them, and they never give up theirs. "Ask again" puts it among those that hold none.
+        """
         self._let_go(request.request_id, unless=request)
         record = self._records.begin(request, local_tokens)
+        if record.stand_back():
+            self._let_go(request.request_id)
+            return None, False
         new_tokens = self._promise(record)
         if new_tokens > 0:
             return new_tokens, self._spec.loads_asynchronously
