@@ -154,7 +154,7 @@ def test_nothing_stays_held(played: Played) -> None:
 @every_condition
 @family_of_case
 def test_the_cache_served(family: str, played: Played) -> None:
-    """At least a block for every sixth request: the others wait for nobody's save, or find vLLM's own blocks."""
+    """At least a block for every sixth request: others find blocks of vLLM, or come before a save."""
     served = sum(wave.external_tokens for wave in played.waves)
     assert served >= len(played.pairs) // 6 * block_of(family)
 
