@@ -69,6 +69,9 @@ SET_SHARD = "compare_exchange_weak(seen, seen | mask(i, begin, end)"
 RELEASE = "held - 1, std::memory_order_release"
 WAIT = "Word seen{word.load(std::memory_order_acquire)};"
 REOPEN = 'UCM_STEP("ring.repair.begun");'
+LET_GO = "ring_.release(claim.slot, now_s_);"
+ANY_SLOT = "whole_ = claim.slot >= 0;"
+TOO_EARLY = "ring.publish(claims[i].slot, nullptr);"
 MUTANTS = (
     # memory orders
     Mutant("publish relaxed", RACES, SETTLE, SETTLE + ", std::memory_order_relaxed"),
@@ -89,6 +92,10 @@ MUTANTS = (
     Mutant("what failed stays", RACES, "/* Failed  */ {kExcl,", "/* Failed  */ {kNone,"),
     Mutant("restored to no chain", RACES, "if (slot_[slot].parent != kNoSlot) chains_.list(slot);"),
     Mutant("no room, but references", RACES, "if (batch.claims[i].slot >= 0) release(batch.claims[i].slot);"),
+    # copies of whole batches
+    Mutant("a copy keeps no references", RACES, "slots_.push_back(claim.slot);", LET_GO),
+    Mutant("what is being filled is copied", RACES, "whole_ = claim.outcome == Outcome::kReady;", ANY_SLOT),
+    Mutant("published before it is full", RACES, "owned.push_back(addresses[i]);", TOO_EARLY),
     # deaths
     Mutant("the living are expelled", DEATHS, "if (k == self_ || byte_is_held(fd(), k))", "if (k == self_)"),
     Mutant("references of the dead stay", DEATHS, "pins(slot, k).store(0, std::memory_order_seq_cst);"),

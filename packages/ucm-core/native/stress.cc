@@ -12,7 +12,6 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <random>
 #include <thread>
 #include <unordered_map>
@@ -26,7 +25,8 @@ inline void linger() {
   if (dice < 16) std::this_thread::yield();
 }
 #include "files.hpp"
-#include "ring.hpp"
+#include "ring_copy.hpp"
+#include "stress_files.hpp"
 
 extern "C" void ucm_step(const char *) { linger(); }
 
@@ -34,6 +34,7 @@ namespace {
 
 using ucm::Outcome;
 using ucm::Ring;
+using ucm::require;
 using Clock = Ring::Clock;
 
 constexpr uint32_t kSlots = 24;
@@ -43,12 +44,6 @@ constexpr uint64_t kShardWords = kPayloadBytes / 8 / kShards;
 constexpr uint32_t kKeys = 40;  // more keys than slots, few enough to meet
 constexpr int kBatch = 4, kMost = 16;
 constexpr uint8_t kDigest[32] = {7};
-
-void require(bool condition, const char *what) {
-  if (condition) return;
-  std::fprintf(stderr, "stress: %s\n", what);
-  std::_Exit(1);
-}
 
 ucm::Key key_of(uint32_t number) {
   std::mt19937_64 random(number);
@@ -75,6 +70,55 @@ uint32_t now_s() {
   return static_cast<uint32_t>(now.count());
 }
 
+// What an engine has: a page for each key of a batch, in one layout, or cut into two.
+class EngineMemory {
+public:
+  static constexpr ucm::Cut kCut{kShards, kPayloadBytes / kShards, kPayloadBytes / kShards};
+
+  EngineMemory() {
+    for (int64_t i = 0; i < kBatch; ++i) pieces_.push_back({i, 0, kBatch - 1 - i, 0, 1});
+    parts_[0] = part(0, kPayloadBytes);  // so long that it goes past the caches
+    parts_[1] = part(0, kHalf);
+    parts_[2] = part(kHalf, kHalf);
+  }
+  EngineMemory(const EngineMemory &) = delete;
+  EngineMemory &operator=(const EngineMemory &) = delete;
+
+  // Where the first `count` objects are.
+  ucm::Layouts layouts(size_t count, bool cut) const {
+    const ucm::PieceRow *const pieces = pieces_.data();
+    if (!cut) return {{&parts_[0], 1, pieces, count}};
+    return {{&parts_[1], 1, pieces, count}, {&parts_[2], 1, pieces, count}};
+  }
+  void clear() { std::fill(words_.begin(), words_.end(), 0); }
+  void fill(uint32_t object, const ucm::Key &key) {
+    for (uint64_t i = 0; i < kWords; ++i) page(object)[i] = key.words[3] * (i | 1);
+  }
+  bool has(uint32_t object, const ucm::Key &key) {
+    for (uint64_t i = 0; i < kWords; ++i)
+      if (page(object)[i] != key.words[3] * (i | 1)) return false;
+    return true;
+  }
+  bool is_clear(uint32_t object) {
+    return std::all_of(page(object), page(object) + kWords, [](uint64_t word) { return word == 0; });
+  }
+
+private:
+  static constexpr uint64_t kWords = kPayloadBytes / 8;
+  static constexpr int64_t kHalf = kPayloadBytes / 2;
+
+  // Bytes [begin, begin + count) of a payload, at the same place of a page.
+  ucm::PartRow part(int64_t begin, int64_t count) {
+    const int64_t base = reinterpret_cast<int64_t>(words_.data()) + begin;
+    return {base, kPayloadBytes, kPayloadBytes, count, 1, 1, count, 1, begin};
+  }
+  uint64_t *page(uint32_t object) { return words_.data() + kWords * (kBatch - 1 - object); }
+
+  std::vector<uint64_t> words_ = std::vector<uint64_t>(kBatch * kWords);
+  std::vector<ucm::PieceRow> pieces_;
+  ucm::PartRow parts_[3];
+};
+
 class Worker {
 public:
   Worker(Ring &ring, uint64_t seed) : ring_(ring), random_(seed) {}
@@ -89,7 +133,7 @@ private:
   void step() {
     ucm::Key keys[kBatch];
     for (ucm::Key &key : keys) key = key_of(pick(kKeys));
-    const uint32_t action = pick(16);
+    const uint32_t action = pick(20);
     if (action < 7) {
       claim_and_settle(keys, kBatch);
     } else if (action == 7) {  // so many that there is often no room for the whole
@@ -100,7 +144,9 @@ private:
       for (const ucm::Key &key : keys) use(key, ring_.pin(key, now_s()));
     } else if (action == 13) {
       for (const ucm::Key &key : keys) if (ring_.lookup(key)) ring_.touch(key, now_s(), 1);
-    } else if (action == 14) {
+    } else if (action < 18) {
+      copy(keys);
+    } else if (action == 18) {
       uint8_t dropped[kBatch];
       ring_.drop(keys, 1 + pick(kBatch), dropped);
     } else {
@@ -135,6 +181,37 @@ private:
       begin = end;
     }
     return begin;
+  }
+
+  void copy(const ucm::Key *keys) {
+    if (pick(2) == 0)
+      copy_in(keys);
+    else
+      copy_out(keys);
+  }
+
+  // A batch of saves by one call: what is ours is filled, and everybody's, when it returns.
+  void copy_in(const ucm::Key *keys) {
+    Ring::Claim claims[kBatch];
+    for (uint32_t i = 0; i < kBatch; ++i) memory_.fill(i, keys[i]);
+    const ucm::Layouts layouts = memory_.layouts(kBatch, pick(2) == 0);
+    ucm::gather(ring_, keys, kBatch, claims, {nullptr, now_s()}, layouts, EngineMemory::kCut);
+    for (uint32_t i = 0; i < kBatch; ++i) {
+      if (claims[i].outcome == Outcome::kOwner) {
+        late_ = claims[i];
+        claims[i].outcome = Outcome::kReady;
+      }
+      use(keys[i], claims[i]);
+    }
+  }
+
+  // A batch of loads by one call: every byte, or none.
+  void copy_out(const ucm::Key *keys) {
+    const uint32_t count = 1 + pick(kBatch);
+    memory_.clear();
+    const bool whole = ucm::scatter(ring_, keys, count, memory_.layouts(count, pick(2) == 0), now_s());
+    for (uint32_t i = 0; i < count; ++i)
+      require(whole ? memory_.has(i, keys[i]) : memory_.is_clear(i), "a copy has bytes that are not its key's");
   }
 
   void settle(Ring::Claim &claim, uint32_t early) {
@@ -173,6 +250,7 @@ private:
 
   Ring &ring_;
   std::mt19937_64 random_;
+  EngineMemory memory_;
   Ring::Claim late_{0, Outcome::kFailed, 0xFFFFFFFF};
 };
 
@@ -342,105 +420,6 @@ void check_moves() {
     }
 }
 
-// Objects of a few keys in one directory, each thread with memory of its own: what is read is whole and right,
-// or absent.
-class FileWorker {
-public:
-  static constexpr uint32_t kObjects = 6, kBatch = 3, kStride = 4096, kFileShards = 2;
-
-  FileWorker(const ucm::ObjectFiles &files, std::string directory, uint64_t seed)
-      : files_(files), directory_(std::move(directory)), seed_(seed), random_(seed) {
-    for (auto &memory : memory_) memory.reset(static_cast<uint64_t *>(std::aligned_alloc(4096, kBytes)));
-  }
-
-  void run(Clock::time_point end) {
-    while (Clock::now() < end) step();
-  }
-
-private:
-  static constexpr uint64_t kBytes = kFileShards * kStride;
-
-  void step() {
-    ucm::Key keys[kBatch];
-    int64_t payloads[kBatch];
-    for (uint32_t i = 0; i < kBatch; ++i) {
-      keys[i] = file_key((random_() + i) % kObjects);
-      payloads[i] = reinterpret_cast<int64_t>(memory_[i].get());
-    }
-    const ucm::ObjectBatch batch{kBatch, reinterpret_cast<const unsigned char *>(keys), payloads};
-    const uint64_t action = random_() % 8;
-    if (action < 3) {
-      write(batch, keys);
-    } else if (action < 6) {
-      read(batch, keys);
-    } else if (action == 6) {
-      look(batch);
-    } else {
-      unlink((directory_ + "/" + ucm::ObjectName(batch.key(0), "segment").path()).c_str());
-    }
-  }
-
-  // The file's name has the first half of a key.
-  static ucm::Key file_key(uint64_t number) { return {{number * 0x9E3779B97F4A7C15u, number, number, number + 1}}; }
-
-  void write(const ucm::ObjectBatch &batch, const ucm::Key *keys) {
-    std::vector<std::string> temporaries;
-    for (uint32_t n = 0; n < kBatch; ++n) {
-      for (uint64_t i = 0; i < kBytes / 8; ++i) memory_[n].get()[i] = keys[n].words[3] * (i | 1);
-      temporaries.push_back("." + std::to_string(seed_) + "-" + std::to_string(number_++) + ".tmp");
-    }
-    int32_t results[kBatch];
-    files_.write(batch, temporaries, false, false, results);
-    for (const int32_t result : results) require(result == ucm::kOk, "a write failed");
-  }
-
-  void read(const ucm::ObjectBatch &batch, const ucm::Key *keys) {
-    int32_t results[kBatch][kFileShards];
-    files_.read(batch, {0, kFileShards}, random_() % 2 == 0, 0, results[0]);
-    for (uint32_t n = 0; n < kBatch; ++n) {
-      require(results[n][0] == ucm::kOk || results[n][0] == ucm::kMiss, "an object is damaged");
-      for (uint64_t i = 0; results[n][0] == ucm::kOk && i < kBytes / 8; ++i)
-        require(memory_[n].get()[i] == keys[n].words[3] * (i | 1), "an object shows bytes of another key");
-    }
-  }
-
-  void look(const ucm::ObjectBatch &batch) {
-    uint8_t found[kBatch];
-    const ucm::NameRows names{kBatch, 32, batch.keys};
-    files_.stat(names, 0, found);
-    files_.touch(names, found);
-  }
-
-  struct Free {
-    void operator()(uint64_t *memory) const { std::free(memory); }
-  };
-  const ucm::ObjectFiles &files_;
-  const std::string directory_;
-  const uint64_t seed_;
-  std::mt19937_64 random_;
-  uint64_t number_ = 0;
-  std::unique_ptr<uint64_t, Free> memory_[kBatch];
-};
-
-void run_files(int seconds) {
-  char name[] = "/tmp/ucm-stress-XXXXXX";
-  const std::string directory = mkdtemp(name);
-  const ucm::ObjectFormat format{{1}, {2}, FileWorker::kFileShards, FileWorker::kStride};
-  for (const bool uring : {false, true}) {
-    const ucm::ObjectFiles files(directory, "segment", format, uring);
-    const auto end = Clock::now() + std::chrono::milliseconds(500 * seconds);
-    std::vector<std::thread> threads;
-    for (uint64_t seed = 0; seed < 4; ++seed)
-      threads.emplace_back([&, seed] { FileWorker(files, directory, 10 * uring + seed).run(end); });
-    for (std::thread &thread : threads) thread.join();
-  }
-  uint64_t left = 0;
-  for (const auto &entry : std::filesystem::recursive_directory_iterator(directory))
-    left += entry.is_regular_file() && entry.path().extension() == ".tmp";
-  std::filesystem::remove_all(directory);
-  require(left == 0, "temporaries are left");
-}
-
 }  // namespace
 
 int main(int count, char **arguments) {
@@ -451,5 +430,5 @@ int main(int count, char **arguments) {
   check_wakes_of_shards();
   const int seconds = std::atoi(arguments[2]);
   const std::string mode = arguments[1];
-  mode == "threads" ? run_threads(seconds) : mode == "processes" ? run_processes(seconds) : run_files(seconds);
+  mode == "threads" ? run_threads(seconds) : mode == "processes" ? run_processes(seconds) : ucm::run_files(seconds);
 }
