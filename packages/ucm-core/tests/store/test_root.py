@@ -102,6 +102,13 @@ def test_an_unavailable_root_has_no_usage_and_no_names(tmp_path):
     root.close()
 
 
+def test_every_temporary_name_is_another(tmp_path):
+    with CacheRoot(tmp_path) as root:
+        names = [*root.temporary_names(3), root.temporary_name(), *root.temporary_names(2)]
+        assert len(set(names)) == 6
+        assert root.temporary_names(0) == []
+
+
 def test_opening_twice_and_closing_twice_change_nothing(tmp_path):
     root = CacheRoot(tmp_path).open()
     assert root.open() is root

@@ -57,6 +57,7 @@ class ResultCode(IntEnum):
 
 
 # As numpy takes them without asking an enumeration: a ticket is settled once per piece of work.
+_WHOLE = slice(None)
 _OK, _PENDING = np.uint8(ResultCode.OK), np.uint8(ResultCode.PENDING)
 
 
@@ -217,7 +218,7 @@ class Ticket:
 
     # -- what the store writes
 
-    def settle(self, objects: Indices, codes: npt.ArrayLike, *, shards: slice = slice(None)) -> None:
+    def settle(self, objects: Indices, codes: npt.ArrayLike, *, shards: slice = _WHOLE) -> None:
         """Give ``objects`` (indices) their code: one for all, for each, or for each shard of each.
 
         A shard that has one keeps it.
@@ -230,7 +231,7 @@ class Ticket:
             pending = window == _PENDING
             all_pending = np.count_nonzero(pending) == pending.size
             self._results[index, shards] = values if all_pending else np.where(pending, values, window)
-            self._follow(index)
+            self._follow(index, all_ok=all_pending and shards == _WHOLE and not np.count_nonzero(given))
             done = self._is_done()
             if done or self._shard_waiters:  # who waits for all is not woken for a part
                 self._changed.notify_all()
@@ -272,10 +273,10 @@ class Ticket:
         window = self._results if shard is None else self._results[:, shard]
         return not np.count_nonzero(window == _PENDING)
 
-    def _follow(self, index: npt.NDArray[np.int64]) -> None:
+    def _follow(self, index: npt.NDArray[np.int64], *, all_ok: bool) -> None:
         """Carry settled results to the durable side: failures always, successes when no medium is asked."""
-        codes = _worst(self._results[index])
-        good = index if not np.count_nonzero(codes) else index[codes == _OK]
+        codes = np.zeros(index.size, dtype=np.uint8) if all_ok else _worst(self._results[index])
+        good = index if all_ok or not np.count_nonzero(codes) else index[codes == _OK]
         self._levels[good] = np.maximum(self._levels[good], _IN_RING)
         if self._asks_medium and good is index:
             return

@@ -267,7 +267,7 @@ class FileTier:
         return results
 
     def _write_once(self, keys: Keys, addresses: Int64s, *, sync: bool) -> Results:
-        temporary_names = [self._root.temporary_name() for _ in range(len(keys))]
+        temporary_names = self._root.temporary_names(len(keys))
         return self._objects.write(keys, addresses, temporary_names, direct=self._root.direct, sync=sync)
 
     def _trust(self, keys: Keys) -> None:

@@ -172,9 +172,13 @@ class CacheRoot:
 
     def temporary_name(self) -> bytes:
         """Return a new file name for a write under way; StoreError when the root is not available."""
+        return self.temporary_names(1)[0]
+
+    def temporary_names(self, count: int) -> list[bytes]:
+        """As many of them; StoreError when the root is not available."""
         if self._writer is None:
             raise StoreError(f"cache root {self.path} is not open")
-        return self._writer.temporary_name()
+        return self._writer.temporary_names(count)
 
     def suspect_temporaries(self) -> None:
         """A write failed, perhaps its clean-up too: whoever opens the root later looks for temporaries."""

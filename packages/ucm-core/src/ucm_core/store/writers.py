@@ -29,9 +29,10 @@ class Writer:
         self._numbers = itertools.count()
         self._clean = True
 
-    def temporary_name(self) -> bytes:
-        """Return a file name that nobody has used. The pid keeps forked children apart and helps people."""
-        return f".{self.name}.{os.getpid()}-{next(self._numbers)}.tmp".encode()
+    def temporary_names(self, count: int) -> list[bytes]:
+        """Return file names that nobody has used. The pid keeps forked children apart and helps people."""
+        begin = f".{self.name}.{os.getpid()}-"
+        return [f"{begin}{number}.tmp".encode() for number in itertools.islice(self._numbers, count)]
 
     @property
     def in_flight_bytes(self) -> int:

@@ -53,6 +53,10 @@ class Writer:
     def __init__(self, tiers: Tiers, room: Room | None = None) -> None:
         self._tiers = tiers
         self._room = room
+        self._piece_objects = tiers.chunk_objects
+        self.saved_in_ring = metrics.OBJECTS_SAVED.labels(row=tiers.row, tier="ring")
+        """Counts what a save brought into the ring."""
+        self._saved_in_file = metrics.OBJECTS_SAVED.labels(row=tiers.row, tier="file")
         self._changed = OwnCondition()
         self._under_way: set[bytes] = set()
         self._others: dict[bytes, list[tuple[WriteOrder, int]]] = {}  # who waits for what another writes
@@ -126,7 +130,10 @@ class Writer:
     def _divide(
         self, order: WriteOrder, payloads: Payloads, places: Int64s, *, works: list[_WriteWork]
     ) -> None:
-        size = self._tiers.chunk_objects
+        size = self._piece_objects
+        if places.size == order.ids.size <= size:  # most often: nothing to cut
+            works.append(_WriteWork(self, order, payloads))
+            return
         for begin in range(0, places.size, size):
             chunk = places[begin : begin + size]
             works.append(_WriteWork(self, order.part(chunk), payloads.part(chunk)))
@@ -169,7 +176,7 @@ class Writer:
             if (again == ResultCode.NO_SPACE).all():
                 break
         count_failures("write", codes)
-        metrics.OBJECTS_SAVED.labels(row=self._tiers.row, tier="file").inc(int((codes == 0).sum()))
+        self._saved_in_file.inc(int((codes == 0).sum()))
         if self._room is not None:
             self._room.note_written()
         return codes
