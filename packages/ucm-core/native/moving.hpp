@@ -172,8 +172,7 @@ class UringMover {
   void run() {
     while (next_ < work_.count() || under_way_ > 0) {
       start_more();
-      for (const std::uint64_t place : ring_.submit()) go_on_here(place);
-      UCM_STEP("files.uring.submitted");
+      submit();
       if (under_way_ > 0) take(ring_.wait());
     }
   }
@@ -192,7 +191,12 @@ class UringMover {
       free_.pop_back();
       ++under_way_;
       queue(place);
+      if (Work::kWrite) submit();  // the device writes while the next one's checksums are computed
     }
+  }
+  void submit() {
+    for (const std::uint64_t place : ring_.submit()) go_on_here(place);
+    UCM_STEP("files.uring.submitted");
   }
   // The same object can be tried again when one of ours is done, or a little later, should others have all files.
   bool wait_for_files(Moving &moving) {
