@@ -91,8 +91,9 @@ def load(rig: Rig, keys: Bytes, target: Bytes, batch: int) -> None:
 
 
 def saving(rig: Rig, source: Bytes, batch: int) -> Round:
-    """Save under new keys; the caller's thread is measured, which is back when all is in the ring.
+    """Save under new keys, as workers do: their scheduler has looked and found none of them.
 
+    The caller's thread is measured, which is back when all is in the ring.
     Writing the files is other threads' work (`bench_file_tier`) and over before the next round.
     """
     seeds = itertools.count(1)
@@ -104,7 +105,7 @@ def saving(rig: Rig, source: Bytes, batch: int) -> Round:
         def save() -> None:
             for begin in range(0, len(keys), batch):
                 part = slice(begin, begin + batch)
-                tickets.append(rig.store.save(keys[part], BufferBlocks(source[part])))
+                tickets.append(rig.store.save(keys[part], BufferBlocks(source[part]), absent=True))
 
         cost = timed(save, clock=time.thread_time)()
         assert all(ticket.wait_durable(WAIT_S) for ticket in tickets)

@@ -20,6 +20,7 @@ from test_round_trip import corrupt, equal, file_of, load_dense, objects, reader
 
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.spec.units import UnitMap
+from ucm_core.store.block import BlockStore
 from ucm_vllm.spec_from_engine import engine_spec
 
 TABLES = ([7, 8, 9],)
@@ -58,6 +59,22 @@ def run_layers(engine: Halves, plan: Any, *names: str) -> tuple[set[int], set[st
 
 
 LAYERS = [families.attention(number) for number in range(4)]
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_the_scheduler_has_looked_for_what_a_worker_saves(
+    engines: Any, monkeypatch: pytest.MonkeyPatch, layerwise: bool
+) -> None:
+    told, save, begin_save = [], BlockStore.save, BlockStore.begin_save
+
+    def noted(call: Any) -> Any:
+        return lambda *given, **more: (told.append(more["absent"]), call(*given, **more))[1]
+
+    monkeypatch.setattr(BlockStore, "save", noted(save))
+    monkeypatch.setattr(BlockStore, "begin_save", noted(begin_save))
+    engines(layerwise=layerwise).write_prompt(request(300), ([1, 2, 3],))
+    assert told
+    assert all(told)
 
 
 # -- loads

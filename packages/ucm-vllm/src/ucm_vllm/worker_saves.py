@@ -159,7 +159,7 @@ class WorkerSaves:
         for transfer in filter(self._comes_by_layer, save.plan.rows):
             try:
                 handle = cache.stores[transfer.row].begin_save(
-                    transfer.keys, self._memory.source(transfer), parents=transfer.parents
+                    transfer.keys, self._memory.source(transfer), parents=transfer.parents, absent=True
                 )
             except Exception as error:  # noqa: BLE001 (the border: these bytes are not kept, the engine goes on)
                 self._failed(save, error)
@@ -173,7 +173,8 @@ class WorkerSaves:
                 continue
             try:
                 store, source = cache.stores[transfer.row], self._memory.source(transfer)
-                self._note(transfer, store.save(transfer.keys, source, parents=transfer.parents))
+                ticket = store.save(transfer.keys, source, parents=transfer.parents, absent=True)
+                self._note(transfer, ticket)
             except Exception as error:  # noqa: BLE001 (the border: these bytes are not kept, the engine goes on)
                 self._failed(save, error)
 

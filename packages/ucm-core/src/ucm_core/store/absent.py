@@ -45,14 +45,22 @@ class ObjectStore(Protocol):
         """Bring objects into the ring."""
 
     def save(
-        self, keys: Keys, source: BlockSource, *, gather_inline: bool = True, parents: Keys | None = None
+        self,
+        keys: Keys,
+        source: BlockSource,
+        *,
+        gather_inline: bool = True,
+        parents: Keys | None = None,
+        absent: bool = False,
     ) -> Ticket:
         """Keep objects of ``source``."""
 
     def begin_load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> UnitLoad:
         """Bring objects to ``target``, shard by shard."""
 
-    def begin_save(self, keys: Keys, source: BlockSource, *, parents: Keys | None = None) -> UnitSave:
+    def begin_save(
+        self, keys: Keys, source: BlockSource, *, parents: Keys | None = None, absent: bool = False
+    ) -> UnitSave:
         """Keep objects of ``source``, shard by shard."""
 
     def reserve(self, key: Keys) -> Donation | None:
@@ -121,6 +129,7 @@ class AbsentStore:
         *,
         gather_inline: bool = True,  # noqa: ARG002 - as above
         parents: Keys | None = None,  # noqa: ARG002 - as above
+        absent: bool = False,  # noqa: ARG002 - as above
     ) -> Ticket:
         """All ``UNAVAILABLE``; nothing is gathered."""
         return self._settled("save", keys, ResultCode.UNAVAILABLE)
@@ -129,7 +138,14 @@ class AbsentStore:
         """All ``MISS`` before a shard is submitted."""
         return SettledLoad(self.geometry, self._settled("load", keys, ResultCode.MISS))
 
-    def begin_save(self, keys: Keys, source: BlockSource, *, parents: Keys | None = None) -> UnitSave:  # noqa: ARG002
+    def begin_save(
+        self,
+        keys: Keys,
+        source: BlockSource,  # noqa: ARG002 - as above
+        *,
+        parents: Keys | None = None,  # noqa: ARG002 - as above
+        absent: bool = False,  # noqa: ARG002 - as above
+    ) -> UnitSave:
         """All ``UNAVAILABLE`` before a shard is submitted."""
         return SettledSave(self.geometry, self._settled("save", keys, ResultCode.UNAVAILABLE))
 

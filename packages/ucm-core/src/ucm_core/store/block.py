@@ -168,7 +168,13 @@ class BlockStore:
         return self._start(order, Priority.PREFETCH, prefetch_chunk)
 
     def save(
-        self, keys: Keys, source: BlockSource, *, gather_inline: bool = True, parents: Keys | None = None
+        self,
+        keys: Keys,
+        source: BlockSource,
+        *,
+        gather_inline: bool = True,
+        parents: Keys | None = None,
+        absent: bool = False,
     ) -> Ticket:
         """Keep the payloads of ``source`` under ``keys``; what is present is ``OK`` at once and not gathered.
 
@@ -176,6 +182,9 @@ class BlockStore:
         files are written later); without it, gathering runs on an I/O thread until the ticket is done. Waits
         for room in the ring at most ``save_wait_s``; what finds none is ``NO_SPACE``. A file that cannot be
         written shows in the ticket's durable results, while the ring still serves the object.
+
+        ``absent``: the caller has just looked and found none of the keys, so the medium is not asked again;
+        an object that came there meanwhile is gathered for the ring, and not written a second time.
         """
         batch = KeyBatch(keys, parents)
         ticket = Ticket(batch.count, self.geometry.shards, durable=True)
@@ -183,20 +192,24 @@ class BlockStore:
         everything = np.arange(batch.count)
         with self._or_nothing(ticket):
             if gather_inline:
-                self._run(ticket, everything, lambda: save.run(on_io_thread=False))
+                self._run(ticket, everything, lambda: save.run(on_io_thread=False, absent=absent))
             else:
-                self._submit(Priority.WRITE, ticket, everything, lambda: save.run(on_io_thread=True))
+                self._submit(
+                    Priority.WRITE, ticket, everything, lambda: save.run(on_io_thread=True, absent=absent)
+                )
         return ticket
 
     def begin_load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> UnitLoad:
         """`load`, of which only submitted shards are brought; see `ucm_core.flow.handles.UnitLoad`."""
         return ShardLoad.begin(self._order(keys, target, parents), self._desk)
 
-    def begin_save(self, keys: Keys, source: BlockSource, *, parents: Keys | None = None) -> UnitSave:
+    def begin_save(
+        self, keys: Keys, source: BlockSource, *, parents: Keys | None = None, absent: bool = False
+    ) -> UnitSave:
         """`save`, of which only submitted shards are gathered; see `ucm_core.flow.handles.UnitSave`."""
         batch = KeyBatch(keys, parents)
         ticket = Ticket(batch.count, self.geometry.shards, durable=True)
-        return ShardSave.begin(SaveOrder(batch, ticket, source), self._desk, writer=self._writer)
+        return ShardSave.begin(SaveOrder(batch, ticket, source, absent), self._desk, writer=self._writer)
 
     def reserve(self, key: Keys) -> Donation | None:
         """A ring slot for ``key`` (``uint8[32]``), to be filled in place; None when the object is present.

@@ -99,10 +99,16 @@ class FamilyStore:
         self._refuse()
 
     def save(
-        self, keys: Keys, source: BlockSource, *, gather_inline: bool = True, parents: Keys | None = None
+        self,
+        keys: Keys,
+        source: BlockSource,
+        *,
+        gather_inline: bool = True,
+        parents: Keys | None = None,
+        absent: bool = False,
     ) -> Ticket:
         """Refused: a rank saves its own segment."""
-        del keys, source, gather_inline, parents
+        del keys, source, gather_inline, parents, absent
         self._refuse()
 
     def begin_load(self, keys: Keys, target: BlockTarget, *, parents: Keys | None = None) -> UnitLoad:
@@ -110,9 +116,11 @@ class FamilyStore:
         del keys, target, parents
         self._refuse()
 
-    def begin_save(self, keys: Keys, source: BlockSource, *, parents: Keys | None = None) -> UnitSave:
+    def begin_save(
+        self, keys: Keys, source: BlockSource, *, parents: Keys | None = None, absent: bool = False
+    ) -> UnitSave:
         """Refused, as `save` is."""
-        del keys, source, parents
+        del keys, source, parents, absent
         self._refuse()
 
     def reserve(self, key: Keys) -> Donation | None:

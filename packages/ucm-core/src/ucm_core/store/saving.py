@@ -11,7 +11,6 @@ import numpy as np
 from ucm_core import _native
 from ucm_core.flow.copy import BlockSource, strides_of
 from ucm_core.flow.ticket import Codes, ResultCode, Ticket
-from ucm_core.ops import metrics
 from ucm_core.store.arrays import Int64s
 from ucm_core.store.held import HeldSlots
 from ucm_core.store.payloads import Payloads
@@ -60,14 +59,14 @@ class Save:
         self._batch, self._ticket, self._source = batch, ticket, source
         self._on_io_thread, self._deadline = False, 0.0
 
-    def run(self, *, on_io_thread: bool, ids: Int64s | None = None) -> None:
-        """Settle every key, or ``ids``; present ones at once, without gathering.
+    def run(self, *, on_io_thread: bool, ids: Int64s | None = None, absent: bool = False) -> None:
+        """Settle every key, or ``ids``; present ones at once, without gathering, unless all are ``absent``.
 
         An I/O thread writes its own slots.
         """
         self._on_io_thread = on_io_thread
         self._deadline = time.monotonic() + self._tiers.limits.save_wait_s
-        todo = self._skip_files(np.arange(len(self._batch)) if ids is None else ids)
+        todo = self._skip_files(np.arange(len(self._batch)) if ids is None else ids, absent=absent)
         while todo.size:
             if self._ticket.cancelled:
                 self._fail(todo, ResultCode.CANCELLED)
@@ -94,8 +93,8 @@ class Save:
             return np.concatenate([left.others, rest])
         return left.ids if self._writer.wait_for_progress(seen, self._deadline) else None
 
-    def _skip_files(self, ids: Int64s) -> Int64s:
-        on_file = self._tiers.files.stored(self._batch.keys[ids])
+    def _skip_files(self, ids: Int64s, *, absent: bool) -> Int64s:
+        on_file = self._tiers.on_file(self._batch.keys[ids], absent=absent)
         if not on_file.any():
             return ids
         self._ticket.settle_present(self._batch.positions(ids[on_file]))
@@ -178,7 +177,7 @@ class Save:
         """Settle what the ring holds, and hand its slots to the writer."""
         if ids.size:
             self._batch.settle(self._ticket, ids, codes=ResultCode.OK)
-            metrics.OBJECTS_SAVED.labels(row=self._tiers.row, tier="ring").inc(ids.size)
+            self._writer.saved_in_ring.inc(ids.size)
             self._write(ids, payloads)
 
     def _write(self, ids: Int64s, payloads: Payloads) -> None:

@@ -15,7 +15,7 @@ from ucm_core.ops import metrics
 from ucm_core.ops.quiet import quiet_logger
 from ucm_core.spec.keys import Keys
 from ucm_core.store.absent_tiers import NoFiles, NoRing
-from ucm_core.store.arrays import Int64s
+from ucm_core.store.arrays import Int64s, Mask
 from ucm_core.store.files import FileTier
 from ucm_core.store.ledger import TOUCH_INTERVAL_S
 from ucm_core.store.pool import IoPool
@@ -78,14 +78,24 @@ class Tiers:
         by_slots = self.ring.slots // self.pool.threads
         return min(by_bytes, by_slots or by_bytes)
 
+    def on_file(self, keys: Keys, *, absent: bool) -> Mask:
+        """Which keys a save need not gather, ``bool[n]``.
+
+        None is looked for where the caller calls them ``absent``; unless files are flushed: one that came
+        meanwhile may not be flushed yet by whoever wrote it.
+        """
+        if absent and not self.limits.sync:
+            return np.zeros(len(keys), dtype=np.bool_)
+        return self.files.stored(keys)
+
     @property
     def wave_objects(self) -> int:
         """Objects that a save gathers before it hands them to the threads: a few pieces of I/O work.
 
         While they write, gathering goes slower; so most batches are gathered whole first.
         """
-        by_slots = self.ring.slots // self.pool.threads
-        return max(self.chunk_objects, min(4 * self.chunk_objects, by_slots))
+        piece = self.chunk_objects
+        return max(piece, min(4 * piece, self.ring.slots // self.pool.threads))
 
     def chunks(self, count: int, *, times: int = 1) -> Iterator[Int64s]:
         """``range(count)``, `rotated`, in pieces of ``times`` `chunk_objects`, less to keep threads busy.

@@ -44,6 +44,8 @@ class SaveOrder:
     batch: KeyBatch
     ticket: Ticket
     source: BlockSource
+    absent: bool = False
+    """Whether the caller has just looked, and no key was on the medium."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +131,7 @@ class ShardSave:
 
     def _claim(self) -> None:
         batch, ring = self._order.batch, self._tiers.ring
-        present = self._tiers.files.stored(batch.keys)
+        present = self._tiers.on_file(batch.keys, absent=self._order.absent)
         if present.any():
             self.ticket.settle_present(batch.positions(np.flatnonzero(present)))
         ids = np.flatnonzero(~present)
@@ -235,7 +237,7 @@ class ShardSave:
     def _keep(self, ids: Int64s, payloads: SlotPayloads) -> None:
         """Settle what the ring holds, and hand its slots to the writer."""
         self._order.batch.settle(self.ticket, ids, codes=ResultCode.OK)
-        metrics.OBJECTS_SAVED.labels(row=self._tiers.row, tier="ring").inc(ids.size)
+        self._writer.saved_in_ring.inc(ids.size)
         self._writer.write(WriteOrder(self._order.batch, self.ticket, ids), payloads)
 
     def _await_others(self, deadline: float) -> None:

@@ -109,6 +109,12 @@ class BlockStoreTests(UnitTests):
         assert store.lookup(keys_of(1, 2, 3, 4)).tolist() == [True, True, True, False]
         self.expect(store, 3, 1, 2)
 
+    def test_what_is_called_absent_is_kept_all_the_same(self, store: ObjectStore) -> None:
+        for numbers in ((1, 2), (2, 3, 2)):
+            source = BufferBlocks(payloads_of(self.geometry, *numbers))
+            self.check_kept(store.save(keys_of(*numbers), source, absent=True))
+        self.expect(store, 1, 2, 3)
+
     def test_what_is_durable_outlives_its_store(self, store: ObjectStore, opened: OpenStore) -> None:
         self.check_kept(self.save(store, 1, 2))
         store.close()

@@ -68,7 +68,14 @@ class MemoryStore:
         load.over = lambda: self._closed or self._revoked
         return load
 
-    def begin_save(self, keys: Keys, source: BlockSource, *, parents: Keys | None = None) -> UnitSave:  # noqa: ARG002
+    def begin_save(
+        self,
+        keys: Keys,
+        source: BlockSource,
+        *,
+        parents: Keys | None = None,  # noqa: ARG002
+        absent: bool = False,  # noqa: ARG002
+    ) -> UnitSave:
         """A save that copies each shard when it is submitted."""
         ticket, names = self._ticket(keys, durable=True), _names(keys)
         first = {name: place for place, name in reversed(list(enumerate(names)))}
@@ -97,6 +104,7 @@ class MemoryStore:
         *,
         gather_inline: bool = True,  # noqa: ARG002
         parents: Keys | None = None,  # noqa: ARG002
+        absent: bool = False,  # noqa: ARG002
     ) -> Ticket:
         """Copy one object after the other out of ``source``; a present one is not gathered."""
         ticket, codes = self._ticket(keys, durable=True), dict[bytes, int]()
