@@ -137,9 +137,9 @@ class Ticket:
 
     @property
     def stored(self) -> npt.NDArray[np.bool_]:
-        """Where this save brought the bytes, ``bool[objects]``; False where the medium had them before.
+        """Where this save brought the bytes, ``bool[objects]``; False where it found them on the medium.
 
-        What was there before may be what failed to load; what was stored is new.
+        What was there before may be what failed to load; what was stored is new, in the ring at least.
         """
         with self._changed:
             stored: npt.NDArray[np.bool_] = (_worst(self._results) == ResultCode.OK) & ~self._present

@@ -131,7 +131,7 @@ class Writer:
         self, order: WriteOrder, payloads: Payloads, places: Int64s, *, works: list[_WriteWork]
     ) -> None:
         size = self._piece_objects
-        if places.size == order.ids.size <= size:  # most often: nothing to cut
+        if 0 < places.size == order.ids.size <= size:  # most often: nothing to cut
             works.append(_WriteWork(self, order, payloads))
             return
         for begin in range(0, places.size, size):
