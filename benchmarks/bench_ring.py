@@ -36,10 +36,13 @@ def figures() -> Iterator[Figure]:
 
 
 def of(size: str, folder: Path, geometry: Geometry) -> Iterator[Figure]:
-    """Load and save, in batches and one by one."""
+    """Load and save, in batches and one by one.
+
+    The ring has room for what is loaded, what a round saves, and what is kept free: no save waits.
+    """
     objects = ROUND_BYTES // geometry.payload_bytes
     source, target = page_memory(objects, geometry), page_memory(objects, geometry)
-    with Rig(folder, geometry, slots=2 * objects) as rig:
+    with Rig(folder, geometry, slots=3 * objects) as rig:
         rig.know_folders()
         keys = some_keys(objects)
         rig.keep(keys, source)
