@@ -33,6 +33,36 @@ def test_pending_is_neither_done_nor_ok() -> None:
     assert not ticket.wait_durable(0)
 
 
+def test_what_is_abandoned_ends_at_once() -> None:
+    ticket = Ticket(2, shards=2, durable=True)
+    ticket.settle([0], ResultCode.OK)
+    ticket.abandon()
+    assert ticket.done
+    assert ticket.object_results.tolist() == [ResultCode.OK, ResultCode.CANCELLED]
+    with ticket.copying() as wanted:
+        assert not wanted
+    assert ticket.durable_results.tolist() == [ResultCode.PENDING, ResultCode.CANCELLED]
+
+
+def test_what_is_abandoned_while_it_is_copied_ends_with_the_last_copy() -> None:
+    ticket = Ticket(2, durable=False)
+    with ticket.copying() as outer:
+        with ticket.copying() as inner:
+            ticket.abandon()
+            ticket.settle([0], ResultCode.OK)
+        assert not ticket.done
+    assert (outer, inner) == (True, True)
+    assert ticket.object_results.tolist() == [ResultCode.OK, ResultCode.CANCELLED]
+
+
+def test_a_copy_that_raises_is_over() -> None:
+    ticket = Ticket(1, durable=False)
+    with pytest.raises(ValueError, match="on purpose"), ticket.copying():
+        raise ValueError("on purpose")
+    ticket.abandon()
+    assert ticket.done
+
+
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("-inf")])
 def test_what_is_no_time_waits_for_nothing(timeout_s: float) -> None:
     ticket = Ticket(1, durable=True)

@@ -77,7 +77,34 @@ def donate(store: BlockStore, turn: int) -> None:
             donation.commit().wait_durable(WAIT_S)
 
 
-CALLS = (save, load, look, save_later, donate)
+def load_units(store: BlockStore, turn: int) -> None:
+    numbers = range(turn % 50, turn % 50 + 4)
+    out = blank(GEOMETRY, len(numbers))
+    handle = store.begin_load(keys_of(*numbers), BufferBlocks(out))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        handle.submit(slice(0, 1))
+        handle.ticket.wait(WAIT_S, shard=0)
+    finally:
+        handle.cancel()
+        assert handle.ticket.wait(WAIT_S)
+    there = (handle.ticket.results == ResultCode.OK)[..., None]
+    assert not ((out != payloads_of(GEOMETRY, *numbers)) & there).any()
+
+
+def save_units(store: BlockStore, turn: int) -> None:
+    numbers = range(turn % 50, turn % 50 + 6)
+    handle = store.begin_save(keys_of(*numbers), BufferBlocks(payloads_of(GEOMETRY, *numbers)))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        handle.submit(slice(0, 1 + turn % 2))
+        handle.seal()
+    finally:
+        handle.ticket.wait(WAIT_S)
+        handle.abandon()
+
+
+CALLS = (save, load, look, save_later, donate, load_units, save_units)
 
 
 def is_ended(call: Callable[[BlockStore, int], None], store: BlockStore, turn: int) -> bool:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from rings import DIGEST, keys
+from stores import open_store
 
 from ucm_core.errors import StoreError
-from ucm_core.store.ring import Outcome, Ring
+from ucm_core.flow.copy import BufferBlocks
+from ucm_core.store.block import BlockStore
+from ucm_core.store.geometry import Geometry
+from ucm_core.store.ring import Claims, Outcome, Ring
+from ucm_core.testing.objects import blank, keys_of
 
 SCRIPT = Path(__file__).with_name("interrupted.py")
-TURNS = 1000
+TURNS = 1400
+GEOMETRY = Geometry(2, 4096)
 
 
 def test_whatever_part_of_a_call_a_signal_ends_the_store_goes_on(tmp_path: Path) -> None:
@@ -24,6 +32,29 @@ def test_whatever_part_of_a_call_a_signal_ends_the_store_goes_on(tmp_path: Path)
     words = done.stdout.split()
     assert int(words[0]) > TURNS / 10
     assert int(words[-2]) <= 5, "one more for each whose start was ended before it was noted"
+
+
+class Interruption(BaseException):
+    """What a signal's handler raises."""
+
+
+@pytest.mark.parametrize("begin", [BlockStore.begin_load, BlockStore.begin_save])
+def test_a_signal_right_after_a_claim_by_units_leaves_nothing_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: Callable[..., object]
+) -> None:
+    def claim_and_end(ring: Ring, *arguments: Any, **more: Any) -> Claims:
+        real(ring, *arguments, **more)
+        raise Interruption
+
+    real = Ring.claim
+    store = open_store(tmp_path, GEOMETRY)
+    monkeypatch.setattr(Ring, "claim", claim_and_end)
+    with pytest.raises(Interruption):
+        begin(store, keys_of(1, 2), BufferBlocks(blank(GEOMETRY, 2)))
+    monkeypatch.undo()
+    assert store.statistics().working == 0
+    assert references(store._tiers.ring) == (0, 0)
+    store.close()
 
 
 @pytest.fixture

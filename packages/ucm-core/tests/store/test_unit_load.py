@@ -240,8 +240,7 @@ STAGES = (
     "Ring.addresses",
     "FileTier.read",
     "Ring.publish_shards",
-    "Ring.abort",
-    "Ring.release",
+    "Hold.abort",
 )
 
 

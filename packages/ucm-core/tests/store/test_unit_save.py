@@ -241,10 +241,11 @@ STAGES = (
     "Ring.claim",
     "Ring.addresses",
     "Ring.publish",
-    "Ring.abort",
+    "Hold.abort",
+    "Hold.let_go",
     "Ring.pin",
     "Ring.wait",
-    "Ring.release",
+    "Hold.part",
     "FileTier.write",
 )
 

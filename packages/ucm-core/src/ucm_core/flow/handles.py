@@ -38,7 +38,10 @@ class UnitLoad(Protocol):
         ...
 
     def cancel(self) -> None:
-        """What has not begun is ``CANCELLED``. The target is free when the ticket is done."""
+        """What nobody copies to the target now is ``CANCELLED`` at once, also while a medium is read for it.
+
+        The target is free when the ticket is done.
+        """
         ...
 
 
@@ -62,5 +65,8 @@ class UnitSave(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Give up what is not published, for example because the engine takes its memory back."""
+        """Give up what is not published, for example because the engine takes its memory back.
+
+        What nobody reads from the source now is ``CANCELLED`` at once, also while a medium does not answer.
+        """
         ...

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Self
 
@@ -101,7 +102,8 @@ class Ticket:
         self._levels: Codes = np.zeros(objects, dtype=np.uint8)  # of Level.SUBMITTED
         self._present: npt.NDArray[np.bool_] = np.zeros(objects, dtype=np.bool_)
         self._asks_medium = durable
-        self._cancelled = False
+        self._cancelled = self._abandoned = False
+        self._copying = 0
         self._shard_waiters = 0
         self._callbacks: list[Callable[[Ticket], None]] = []
         self._shard_callbacks: list[tuple[int, Callable[[Ticket], None]]] = []
@@ -196,6 +198,17 @@ class Ticket:
         """Ask that work which has not begun is not begun. Wait for the ticket before memory is reused."""
         self._cancelled = True
 
+    def abandon(self) -> None:
+        """`cancel`, and do not wait for a medium: what nobody copies now is ``CANCELLED`` at once.
+
+        Nothing is copied from or to the caller's memory any more once the ticket is done.
+        """
+        with self._changed:
+            self._cancelled = self._abandoned = True
+            copying = self._copying > 0
+        if not copying:
+            self._cancel_rest()
+
     def add_done_callback(self, callback: Callable[[Ticket], None]) -> None:
         """Call ``callback(ticket)`` once when every shard has its code; at once when that is so already.
 
@@ -217,6 +230,21 @@ class Ticket:
         self._call(callback)
 
     # -- what the store writes
+
+    @contextmanager
+    def copying(self) -> Iterator[bool]:
+        """Around every copy from or to the caller's memory; False: `abandon` was called, do not copy."""
+        with self._changed:
+            begins = not self._abandoned
+            self._copying += begins
+        try:
+            yield begins
+        finally:
+            with self._changed:
+                self._copying -= begins
+                ends = begins and self._abandoned and not self._copying
+            if ends:
+                self._cancel_rest()
 
     def settle(self, objects: Indices, codes: npt.ArrayLike, *, shards: slice = _WHOLE) -> None:
         """Give ``objects`` (indices) their code: one for all, for each, or for each shard of each.
@@ -268,6 +296,9 @@ class Ticket:
         self.settle_durable(everything, code)
 
     # -- private
+
+    def _cancel_rest(self) -> None:
+        self.settle(np.arange(self._durable.size), ResultCode.CANCELLED)
 
     def _is_done(self, shard: int | None = None) -> bool:
         window = self._results if shard is None else self._results[:, shard]

@@ -118,9 +118,11 @@ def deliver_resident(tiers: Tiers, order: LoadOrder, *, ids: Int64s) -> bool:
     strides = _strides(order.target, positions)
     if strides is None or order.revoked():
         return _deliver_pinned(tiers, order, ids)
-    if not tiers.ring.scatter(order.batch.keys[ids][which], strides):
-        return False
-    _told(tiers, order, positions, codes=np.zeros(positions.size, dtype=np.uint8), tier="ring")
+    with order.ticket.copying() as wanted:
+        if wanted and not tiers.ring.scatter(order.batch.keys[ids][which], strides):
+            return False
+        code = ResultCode.OK if wanted else ResultCode.CANCELLED
+        _tell(tiers, order, positions, codes=np.full(positions.size, code, dtype=np.uint8), tier="ring")
     return True
 
 
@@ -204,24 +206,27 @@ def _deliver(tiers: Tiers, order: LoadOrder, ids: Int64s, addresses: Int64s, tie
         return
     positions, which = order.batch.expand(ids)
     codes = np.zeros(positions.size, dtype=np.uint8)
-    if order.target is not None and not order.revoked():
-        codes = copy_each(order.target.scatter, positions, address=addresses[which], who="a target")
-    _told(tiers, order, positions, codes=codes, tier=tier)
+    with order.ticket.copying() as wanted:
+        if not wanted:
+            codes[:] = ResultCode.CANCELLED
+        elif order.target is not None and not order.revoked():
+            codes = copy_each(order.target.scatter, positions, address=addresses[which], who="a target")
+        _tell(tiers, order, positions, codes=codes, tier=tier)
 
 
-def _told(tiers: Tiers, order: LoadOrder, positions: Int64s, *, codes: Codes, tier: str) -> None:
-    """Settle what was copied, unless it is not wanted any more; counted."""
+def _tell(tiers: Tiers, order: LoadOrder, positions: Int64s, *, codes: Codes, tier: str) -> None:
+    """Count, then settle what was copied, unless it is not wanted any more."""
     if order.revoked():
         codes[:] = ResultCode.CANCELLED
-    order.ticket.settle(positions, codes)
     count_failures(order.operation, codes)
     metrics.OBJECTS_LOADED.labels(row=tiers.row, tier=tier).inc(int(np.count_nonzero(codes == _OK)))
+    order.ticket.settle(positions, codes)
 
 
 def _settle(order: LoadOrder, ids: Int64s, codes: npt.ArrayLike) -> None:
-    """Settle what nothing is copied for, with a code for all, for each, or for each shard of each."""
+    """Count and settle what nothing is copied for: a code for all, for each, or for each shard of each."""
     if ids.size:
-        order.batch.settle(order.ticket, ids, codes=codes)
         given = np.asarray(codes, dtype=np.uint8)
         objects = given.max(axis=1) if given.ndim == 2 else np.broadcast_to(given, ids.shape)
         count_failures(order.operation, objects)
+        order.batch.settle(order.ticket, ids, codes=codes)

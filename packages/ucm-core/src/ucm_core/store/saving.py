@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ucm_core import _native
 from ucm_core.flow.copy import BlockSource, strides_of
@@ -130,9 +131,9 @@ class Save:
         good: Int64s = places[codes == ResultCode.OK]
         held.publish(good)
         if good.size < places.size:
-            bad = places[codes != ResultCode.OK]
-            held.abort(bad)
-            self._fail(ids[bad], ResultCode.INVALID)  # their slots are free by now
+            bad = codes != ResultCode.OK
+            held.abort(places[bad])
+            self._fail(ids[places[bad]], codes[bad])  # their slots are free by now
         return good
 
     def _past_ring(self, ids: Int64s) -> Int64s:
@@ -147,7 +148,7 @@ class Save:
             payloads.release()
             raise
         payloads.part(np.flatnonzero(codes != ResultCode.OK)).release()
-        self._fail(mine[codes != ResultCode.OK], ResultCode.INVALID)
+        self._fail(mine[codes != ResultCode.OK], codes[codes != ResultCode.OK])
         good = np.flatnonzero(codes == ResultCode.OK)
         self._write(mine[good], payloads.part(good))
         return ids[mine.size :]
@@ -157,17 +158,27 @@ class Save:
         keys, parents, geometry = self._batch.keys[ids], self._batch.parents(ids), self._tiers.files.geometry
         with suppress(Exception):  # what is wrong with the source is found out object by object
             strides = strides_of(self._source, self._batch.first[ids], written=False)
-            if strides is not None:
-                held.gather(keys, strides, parents=parents, units=(geometry.shards, geometry.shard_bytes))
-                return True
+            with self._ticket.copying() as wanted:
+                if wanted and strides is not None:
+                    held.gather(keys, strides, parents=parents, units=(geometry.shards, geometry.shard_bytes))
+                    return True
         held.claim(keys, parents)
         return False
 
     def _gather(self, ids: Int64s, address: Int64s) -> Codes:
-        """Gather whole payloads; INVALID where the source could not give one."""
+        """Gather whole payloads; INVALID where the source could not give one.
+
+        CANCELLED meanwhile: whoever did that may have written to the source before the last byte was read.
+        """
         if not ids.size:
             return np.zeros(0, dtype=np.uint8)
-        codes = copy_each(self._source.gather, self._batch.first[ids], address=address, who="a source")
+        codes = np.full(ids.size, ResultCode.CANCELLED, dtype=np.uint8)
+        with self._ticket.copying() as wanted:
+            if wanted:
+                first = self._batch.first[ids]
+                codes = copy_each(self._source.gather, first, address=address, who="a source")
+            if self._ticket.cancelled:
+                codes[:] = ResultCode.CANCELLED
         geometry = self._tiers.files.geometry
         if geometry.shard_bytes != geometry.stride:
             _native.zero_padding(address, geometry.shards, geometry.shard_bytes, geometry.stride)
@@ -176,15 +187,16 @@ class Save:
     def _keep(self, ids: Int64s, payloads: Payloads) -> None:
         """Settle what the ring holds, and hand its slots to the writer."""
         if ids.size:
-            self._batch.settle(self._ticket, ids, codes=ResultCode.OK)
             self._writer.saved_in_ring.inc(ids.size)
+            self._batch.settle(self._ticket, ids, codes=ResultCode.OK)
             self._write(ids, payloads)
 
     def _write(self, ids: Int64s, payloads: Payloads) -> None:
         order = WriteOrder(self._batch, self._ticket, ids)
         self._writer.write(order, payloads, inline=self._on_io_thread)
 
-    def _fail(self, ids: Int64s, code: ResultCode) -> None:
+    def _fail(self, ids: Int64s, codes: npt.ArrayLike) -> None:
+        """Count, then settle, with a code for all or for each."""
         if ids.size:
-            self._batch.settle(self._ticket, ids, codes=code)
-            count_failures("save", np.full(ids.size, code, dtype=np.uint8))
+            count_failures("save", np.broadcast_to(np.asarray(codes, dtype=np.uint8), ids.shape))
+            self._batch.settle(self._ticket, ids, codes=codes)

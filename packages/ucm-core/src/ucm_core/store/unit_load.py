@@ -24,15 +24,13 @@ from ucm_core.flow.copy import Int64s
 from ucm_core.flow.own import OwnCondition
 from ucm_core.flow.ticket import Codes, ResultCode, Ticket
 from ucm_core.ops import metrics
-from ucm_core.store.absent_tiers import NoRing
 from ucm_core.store.arrays import Mask
 from ucm_core.store.loading import LoadOrder
 from ucm_core.store.payloads import PrivateMemory
 from ucm_core.store.pool import Priority
-from ucm_core.store.ring import Outcome, Ring
+from ucm_core.store.ring import Outcome
 from ucm_core.store.tiers import CHUNK_BYTES, copy_each, count_failures
-from ucm_core.store.unit_slots import give_up
-from ucm_core.store.unit_states import Freed, Taken, UnitStates
+from ucm_core.store.unit_states import Taken, UnitStates
 from ucm_core.store.unit_work import SLICE_S, UnitDesk, bytes_of, shard_range
 
 READ_BYTES = 256 << 10
@@ -48,20 +46,24 @@ class ShardLoad:
         self._order, self._desk, self._tiers = order, desk, desk.tiers
         self._geometry = desk.tiers.files.geometry
         self._lock = OwnCondition()
+        self._hold = desk.tiers.ring.hold()  # places are ids
         self._states = UnitStates(len(order.batch), self._geometry.shards)
         self._everything = np.arange(len(order.batch))
         self._addresses: Int64s = np.zeros(len(order.batch), dtype=np.int64)
         self._urgency = np.full(self._geometry.shards, _NOT_ASKED)
-        self._freeing = 0
 
     @classmethod
     def begin(cls, order: LoadOrder, desk: UnitDesk) -> ShardLoad:
         """Claim what is there, and begin to read what is not."""
         load = cls(order, desk)
-        if not desk.enter(load):
-            order.ticket.settle_rest(ResultCode.CANCELLED)
-        else:
-            desk.run(load._claim, otherwise=load._give_up)
+        try:
+            if not desk.enter(load):
+                order.ticket.settle_rest(ResultCode.CANCELLED)
+            else:
+                desk.run(load._claim, otherwise=load._give_up)
+        except BaseException:  # a signal's handler ended this call: nobody else will end the load
+            load.cancel()
+            raise
         return load
 
     @property
@@ -85,9 +87,13 @@ class ShardLoad:
             self._queue(Priority.WAIT, partial(self._await, wanted, deadline))
 
     def cancel(self) -> None:
-        """What has not begun is ``CANCELLED``. The target is free when the ticket is done."""
+        """What nobody copies now is ``CANCELLED``, also while a file is read for it.
+
+        The target is free when the ticket is done.
+        """
         self.ticket.cancel()
         self._give_up(ResultCode.CANCELLED)
+        self.ticket.abandon()
 
     def close(self) -> None:
         """As `cancel`."""
@@ -100,9 +106,10 @@ class ShardLoad:
             return
         batch, ring = self._order.batch, self._tiers.ring
         if self._tiers.files.keeps:
-            claims = ring.claim(batch.keys, batch.parents(self._everything), demand=True)
+            parents = batch.parents(self._everything)
+            claims = ring.claim(batch.keys, parents, demand=True, hold=self._hold)
         else:
-            claims = ring.pin(batch.keys)  # nothing could fill a slot
+            claims = ring.pin(batch.keys, hold=self._hold)  # nothing could fill a slot
         with self._lock:
             self._states.claim(claims)
         held = claims.slots >= 0
@@ -143,7 +150,7 @@ class ShardLoad:
             codes[whole[~good[whole]]] = ResultCode.UNAVAILABLE  # the slot is not ours any more
         finally:
             with self._lock:
-                self._states.arrive(ids[good], shards, filled=True)
+                self._states.arrive(ids[good], shards)
                 self._states.leave(ids)
             self._let_go()
         self._fail(ids[~good], codes[~good], shards=shards)
@@ -200,7 +207,7 @@ class ShardLoad:
         slots, versions = self._states.slots[ids], self._states.versions[ids]
         outcome = self._tiers.ring.wait(slots, versions, timeout_s=timeout_s, shard=shard)
         with self._lock:
-            self._states.arrive(ids[outcome == Outcome.READY], (shard, shard + 1), filled=False)
+            self._states.arrive(ids[outcome == Outcome.READY], (shard, shard + 1))
         gave_up: Mask = outcome == Outcome.FAILED
         return gave_up
 
@@ -247,20 +254,29 @@ class ShardLoad:
             return
         positions, which = self._order.batch.expand(taken.ids)
         codes = np.full(positions.size, ResultCode.UNAVAILABLE, dtype=np.uint8)
-        try:
-            codes = self._scatter(positions, addresses[which], shards=taken.shards)
-        finally:
-            bad = codes != ResultCode.OK
-            with self._lock:
-                first = self._states.note_failed(taken.ids[which[bad]]) if np.count_nonzero(bad) else _NONE
-                over = self._states.end(taken)
+        with self.ticket.copying() as wanted:
             try:
-                if over.size:
-                    self._count(over)
-                    self._let_go()  # before the ticket says so: whoever wakes finds room
+                if not wanted:
+                    codes[:] = ResultCode.CANCELLED
+                else:
+                    codes = self._scatter(positions, addresses[which], shards=taken.shards)
             finally:
-                count_failures("load", codes[bad][first])
-                self.ticket.settle(positions, codes, shards=slice(*taken.shards))
+                self._end(taken, codes)
+
+    def _end(self, taken: Taken, codes: Codes) -> None:
+        """Note that they were copied, or could not be; count, then settle them."""
+        positions, which = self._order.batch.expand(taken.ids)
+        bad = codes != ResultCode.OK
+        with self._lock:
+            first = self._states.note_failed(taken.ids[which[bad]]) if np.count_nonzero(bad) else _NONE
+            over = self._states.end(taken)
+        try:
+            if over.size:
+                self._count(over)
+                self._let_go()  # before the ticket says so: whoever wakes finds room
+        finally:
+            count_failures("load", codes[bad][first])
+            self.ticket.settle(positions, codes, shards=slice(*taken.shards))
 
     def _scatter(self, positions: Int64s, addresses: Int64s, *, shards: tuple[int, int]) -> Codes:
         codes = np.zeros(positions.size, dtype=np.uint8)
@@ -309,23 +325,12 @@ class ShardLoad:
 
     def _let_go(self) -> None:
         """Give back the slots of what is over, and leave when all is."""
-        with self._lock:
-            freed = self._states.free()
-            self._freeing += 1
         try:
-            give_back(self._tiers.ring, freed)
+            with self._lock:
+                self._hold.abort(self._states.free())
         finally:
             with self._lock:
-                self._freeing -= 1
-                over = self._states.over and not self._freeing
+                over = self._states.over
             if over:
+                self._hold.let_go()  # of a claim that a signal's handler ended
                 self._desk.leave(self)
-
-
-def give_back(ring: Ring | NoRing, freed: Freed) -> None:
-    """Release slots, and give up those of ours that are not full."""
-    slots, unfilled = freed.slots, freed.unfilled
-    if slots.size:
-        ring.release(slots[~unfilled])
-    if unfilled.any():
-        give_up(ring, slots[unfilled], versions=freed.versions[unfilled])

@@ -6,9 +6,10 @@
     submit         gathered into the slots, one submission after the other, each after its event
     seal           all shards there: publish, hand to the writer; then the late ones, whole, as `Save` does
                    a shard is missing: given up, CANCELLED
+    abandon        CANCELLED at once, whatever is queued; what is being gathered, when that is over
 
-Submissions of one save are gathered by one thread at a time, in their order; a shard that was submitted again
-is gathered for the last of them only. So no earlier bytes land after later ones.
+One thread at a time works on a save. Submissions are gathered in their order; a shard that was submitted
+again is gathered for the last of them only. So no earlier bytes land after later ones.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from ucm_core.flow.handles import ComputeEvent
 from ucm_core.flow.own import OwnCondition
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
+from ucm_core.store.arrays import Mask
+from ucm_core.store.held import HeldSlots
 from ucm_core.store.payloads import SlotPayloads
 from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome
@@ -46,6 +49,15 @@ class SaveOrder:
     source: BlockSource
     absent: bool = False
     """Whether the caller has just looked, and no key was on the medium."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """A piece of work of one save."""
+
+    priority: Priority
+    work: Callable[[], _Piece | None]
+    """Returns what follows; None: nothing before somebody asks for more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,17 +83,23 @@ class ShardSave:
         self._newest = np.zeros(self._geometry.shards, dtype=np.int64)  # submission, by shard; 0 = none
         self._gathered = np.zeros(self._geometry.shards, dtype=np.bool_)  # of the newest submission
         self._waiting: deque[_Submission] = deque()
-        self._working = self._sealed = self._over = False
+        self._untold: Mask = np.ones(len(order.batch), dtype=np.bool_)  # neither kept nor counted as failed
+        self._busy = False  # a piece of work is queued, or running
+        self._running = self._sealed = self._over = False
 
     @classmethod
     def begin(cls, order: SaveOrder, desk: UnitDesk, *, writer: Writer) -> ShardSave:
         """Claim slots without waiting; what is present is settled."""
         save = cls(order, desk, writer=writer)
-        if desk.enter(save):
-            desk.run(save._claim, otherwise=save._give_up)
-        else:
-            save._over = True
-            order.ticket.settle_rest(ResultCode.CANCELLED)
+        try:
+            if desk.enter(save):
+                desk.run(partial(save._run, _Piece(Priority.GATHER, save._claim)), otherwise=save._give_up)
+            else:
+                save._over = True
+                order.ticket.settle_rest(ResultCode.CANCELLED)
+        except BaseException:  # a signal's handler ended this call: nobody else will end the save
+            save.abandon()
+            raise
         return save
 
     @property
@@ -102,7 +120,7 @@ class ShardSave:
             self._waiting.append(_Submission(number, begin, end, ready, deadline))
             start = self._start()
         if start:
-            self._queue_work(Priority.GATHER)
+            self._queue(self._gathering)
 
     def seal(self) -> None:
         """No more shards come; see `ucm_core.flow.handles.UnitSave.seal`."""
@@ -111,16 +129,17 @@ class ShardSave:
             self._sealed = True
             start = first and self._start()
         if start:
-            self._queue_work(Priority.GATHER)
+            self._queue(self._gathering)
 
     def abandon(self) -> None:
-        """Give up what is not published."""
+        """Give up what is not published; at once, unless a thread gathers right now."""
         self.ticket.cancel()
         with self._lock:
-            now = not (self._working or self._over)  # else who works sees it
+            now = not (self._running or self._over)  # else who runs sees it
             self._over |= now
         if now:
             self._give_up(ResultCode.CANCELLED)
+        self.ticket.abandon()  # also while who runs is held up by a medium
 
     def close(self) -> None:
         """What is sealed is kept, all else abandoned."""
@@ -130,66 +149,71 @@ class ShardSave:
     # -- begin
 
     def _claim(self) -> None:
-        batch, ring = self._order.batch, self._tiers.ring
+        batch = self._order.batch
         present = self._tiers.on_file(batch.keys, absent=self._order.absent)
         if present.any():
+            self._untold[present] = False
             self.ticket.settle_present(batch.positions(np.flatnonzero(present)))
         ids = np.flatnonzero(~present)
-        claims = ring.claim(batch.keys[ids], batch.parents(ids))
-        outcome = claims.outcome
-        owned, full = outcome == Outcome.OWNER, outcome == Outcome.READY
-        self._mine.take(ids[owned], claims.slots[owned], versions=claims.version[owned])
-        others = claims.slots[outcome == Outcome.LOADING]
-        if others.size:
-            ring.release(others)  # they are looked for again when all is gathered
-        self._late = ids[~owned & ~full]
-        if full.any():
-            self._keep(ids[full], SlotPayloads(ring, claims.slots[full]))
+        self._late = self._mine.claim(batch.keys[ids], batch.parents(ids), ids=ids)
+        self._keep(*self._mine.take_full())
         if not (self._mine.ids.size or self._late.size):
-            self._over = True
-            self._desk.leave(self)
+            self._leave()
 
     # -- one thread at a time
 
     def _start(self) -> bool:
-        """Whether nobody works yet; somebody does from now on."""
-        start, self._working = not self._working, True
+        """Whether nobody is busy with it yet; somebody is from now on."""
+        start, self._busy = not self._busy, True
         return start
 
-    def _queue_work(self, priority: Priority) -> None:
-        self._queue(priority, self._work)
+    @property
+    def _gathering(self) -> _Piece:
+        return _Piece(Priority.GATHER, self._gather_all)
 
-    def _work(self) -> None:
+    def _queue(self, piece: _Piece) -> None:
+        self._desk.queue(piece.priority, partial(self._run, piece), otherwise=self._give_up)
+
+    def _run(self, piece: _Piece) -> None:
+        """Do a piece of work, unless all was given up while it was queued, and queue what follows."""
+        with self._lock:
+            self._running = not self._over
+        if not self._running:
+            return
+        following = piece.work()
+        with self._lock:
+            self._running = False
+            if self._over:
+                return
+            if following is None and (self._waiting or self._sealed):
+                following = self._gathering  # it came just now
+            self._busy = following is not None
+            self._over = self.ticket.cancelled
+        if self._over:
+            self._give_up(ResultCode.CANCELLED)
+        elif following is not None:
+            self._queue(following)
+
+    def _gather_all(self) -> _Piece | None:
         """Gather what was submitted, in order, until nothing is left or an event is not reached."""
         while (submission := self._next()) is not None:
             wanted = self._wanted(submission)
             if wanted.size and not (submission.ready is None or submission.ready.wait(SLICE_S)):
                 if time.monotonic() < submission.deadline:
-                    self._queue_work(Priority.WAIT)
-                    return
+                    return _Piece(Priority.WAIT, self._gather_all)
                 metrics.ERRORS.labels(where="compute_event").inc()
                 wanted = wanted[:0]
             for run in np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1):
                 self._gather(submission, run)
             with self._lock:
                 self._waiting.popleft()
-        if self._ends():
-            self._end()
+        with self._lock:
+            ends = self._sealed and not (self._waiting or self.ticket.cancelled)
+        return self._end() if ends else None
 
     def _next(self) -> _Submission | None:
         with self._lock:
             return self._waiting[0] if self._waiting and not self.ticket.cancelled else None
-
-    def _ends(self) -> bool:
-        """Whether this thread ends the save; else whoever submits next begins again."""
-        with self._lock:
-            if self._waiting and not self.ticket.cancelled:
-                self._queue_work(Priority.GATHER)  # it came just now
-                return False
-            self._working = False
-            ends = not self._over and (self._sealed or self.ticket.cancelled)
-            self._over |= ends
-            return ends
 
     def _wanted(self, submission: _Submission) -> Int64s:
         """The shards that were not submitted again."""
@@ -204,8 +228,11 @@ class ShardSave:
         mine = self._mine.ids
         if mine.size:
             gather = partial(self._order.source.gather, span=bytes_of((begin, end), self._geometry))
-            first = self._order.batch.first[mine]
-            codes = copy_each(gather, first, address=self._mine.addresses, who="a source")
+            first, addresses = self._order.batch.first[mine], self._mine.addresses
+            with self.ticket.copying() as wanted:
+                if not wanted:
+                    return
+                codes = copy_each(gather, first, address=addresses, who="a source")
             if np.count_nonzero(codes):
                 self._fail(self._mine.abort(codes != ResultCode.OK), ResultCode.INVALID)
         with self._lock:
@@ -213,16 +240,21 @@ class ShardSave:
 
     # -- the end
 
-    def _end(self) -> None:
-        if self.ticket.cancelled or not self._gathered.all():
+    def _end(self) -> _Piece | None:
+        """Publish what has all; what is late follows."""
+        if not self._gathered.all():
             self._give_up(ResultCode.CANCELLED)
-            return
+            return None
         self._publish()
-        if self._late.size:
-            deadline = time.monotonic() + self._tiers.limits.save_wait_s
-            self._queue(Priority.WAIT, partial(self._await_others, deadline))
-        else:
-            self._desk.leave(self)
+        if not self._late.size:
+            self._leave()
+            return None
+        deadline = time.monotonic() + self._tiers.limits.save_wait_s
+        return _Piece(Priority.WAIT, partial(self._await_others, deadline))
+
+    def _leave(self) -> None:
+        self._over = True
+        self._desk.leave(self)
 
     def _publish(self) -> None:
         if not self._mine.ids.size:
@@ -236,32 +268,28 @@ class ShardSave:
 
     def _keep(self, ids: Int64s, payloads: SlotPayloads) -> None:
         """Settle what the ring holds, and hand its slots to the writer."""
-        self._order.batch.settle(self.ticket, ids, codes=ResultCode.OK)
-        self._writer.saved_in_ring.inc(ids.size)
-        self._writer.write(WriteOrder(self._order.batch, self.ticket, ids), payloads)
+        if ids.size:
+            self._untold[ids] = False
+            self._writer.saved_in_ring.inc(ids.size)
+            self._order.batch.settle(self.ticket, ids, codes=ResultCode.OK)
+            self._writer.write(WriteOrder(self._order.batch, self.ticket, ids), payloads)
 
-    def _await_others(self, deadline: float) -> None:
+    def _await_others(self, deadline: float) -> _Piece:
         """Wait a little for who fills the same keys; then save what is late as a whole."""
-        ring = self._tiers.ring
-        claims = ring.pin(self._order.batch.keys[self._late])
-        loading = claims.outcome == Outcome.LOADING
-        try:
-            ring.wait(claims.slots[loading], claims.version[loading], timeout_s=SLICE_S)
-        finally:
-            ring.release(claims.slots[claims.slots >= 0])
-        if loading.any() and time.monotonic() < deadline and not self.ticket.cancelled:
-            self._queue(Priority.WAIT, partial(self._await_others, deadline))
-        else:
-            self._queue(Priority.WRITE, self._save_late)
+        with HeldSlots(self._tiers.ring) as held:
+            held.pin(self._order.batch.keys[self._late])
+            loading = held.places(Outcome.LOADING)
+            held.wait(loading, SLICE_S)
+        if loading.size and time.monotonic() < deadline:
+            return _Piece(Priority.WAIT, partial(self._await_others, deadline))
+        return _Piece(Priority.WRITE, self._save_late)
 
     def _save_late(self) -> None:
         order = self._order
         save = Save(self._tiers, self._writer, order.batch, order.ticket, source=order.source)
         save.run(on_io_thread=True, ids=self._late)
-        self._desk.leave(self)
-
-    def _queue(self, priority: Priority, work: Callable[[], None]) -> None:
-        self._desk.queue(priority, work, otherwise=self._give_up)
+        self._untold[self._late] = False
+        self._leave()
 
     def _give_up(self, code: ResultCode) -> None:
         """Everything that has no code gets this one; nobody works on it any more."""
@@ -277,9 +305,9 @@ class ShardSave:
             self._desk.leave(self)
 
     def _fail(self, ids: Int64s, code: ResultCode) -> None:
-        """Settle and count what has no code."""
+        """Count and settle what has no code."""
         if ids.size:
-            positions = self._order.batch.positions(ids)
-            pending = int(np.count_nonzero(self.ticket.object_results[positions] == ResultCode.PENDING))
-            count_failures("save", np.full(pending, code, dtype=np.uint8))
-            self.ticket.settle(positions, code)
+            untold = self._order.batch.positions(ids[self._untold[ids]])
+            self._untold[ids] = False
+            count_failures("save", np.full(untold.size, code, dtype=np.uint8))
+            self._order.batch.settle(self.ticket, ids, codes=code)

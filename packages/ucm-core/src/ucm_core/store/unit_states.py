@@ -43,16 +43,6 @@ class Taken:
         return replace(self, ids=self.ids[which])
 
 
-@dataclass(frozen=True, slots=True)
-class Freed:
-    """Slots that are not needed any more."""
-
-    slots: Slots
-    versions: Versions
-    unfilled: Mask
-    """Where we own the slot and have not filled it."""
-
-
 class UnitStates:
     """Shards and slots of one load; ids number its distinct keys."""
 
@@ -69,7 +59,6 @@ class UnitStates:
         """``bool[objects]``: whether any shard failed."""
         self._others = self._past = False  # whether any role is LOADING, or NO_SPACE
         self._left = np.full(objects, shards)  # shards that are not over
-        self._full = np.zeros(objects, dtype=np.int64)  # shards that we filled
         self._busy = np.zeros(objects, dtype=np.int64)  # threads in its slot that copy nothing out of it
 
     def claim(self, claims: Claims) -> None:
@@ -94,11 +83,10 @@ class UnitStates:
         """The end of `enter`."""
         self._busy[ids] -= 1
 
-    def arrive(self, ids: Int64s, shards: tuple[int, int], *, filled: bool) -> None:
-        """These shards can be read; ``filled``: by us."""
+    def arrive(self, ids: Int64s, shards: tuple[int, int]) -> None:
+        """These shards can be read."""
         window = self.shard[ids, slice(*shards)]
         self.shard[ids, slice(*shards)] = np.where(window == AWAY, HERE, window)
-        self._full[ids] += filled * (shards[1] - shards[0])
 
     def take(self, shards: tuple[int, int], limit: int, *, here: bool) -> Taken | None:
         """Up to ``limit`` objects and as many of the shards as all of them have: from now on MOVING.
@@ -151,13 +139,11 @@ class UnitStates:
         self.role[ids] = Outcome.NO_SPACE
         self._past |= ids.size > 0
 
-    def free(self) -> Freed:
-        """Let go of the slots of everything that is over."""
+    def free(self) -> Int64s:
+        """Those that are over, and whose slots are not needed any more; each once."""
         ids = np.flatnonzero((self._left == 0) & (self._busy == 0) & (self.slots >= 0))
-        unfilled = (self.role[ids] == Outcome.OWNER) & (self._full[ids] < self.shard.shape[1])
-        freed = Freed(self.slots[ids], self.versions[ids], unfilled)
         self.slots[ids] = _NO_SLOT
-        return freed
+        return ids
 
     @property
     def without_slot(self) -> Mask:
