@@ -165,6 +165,19 @@ def test_a_save_that_fails_gives_its_blocks_back(engine: Halves, store: SlowStor
     assert stored(engine, request(300)) == [False] * 4
 
 
+def test_a_medium_that_hangs_keeps_no_blocks_for_ever(
+    engine: Halves, store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute(engine, request(300))
+    assert engine.scheduler.finished("r")
+    assert engine.step().sent == set()
+    monkeypatch.setattr(worker_saves, "PROMISE_WAIT_S", 0.0)
+    compute(engine, request(300, "other", first=5), ([4, 5, 6],))
+    assert engine.scheduler.finished("other")
+    assert engine.step().sent == {"other"}, "the first has time left"
+    assert stored(engine, request(300, first=5)) == [False] * 4
+
+
 # -- abort and reuse of an id: C-42
 
 

@@ -20,6 +20,9 @@ from ucm_vllm.engine_memory import EngineMemory
 from ucm_vllm.metadata import FailedLoad, LoadPlan, RowTransfer, StepPlan
 from ucm_vllm.worker_news import News
 
+WHOLE_WAIT_S = 60.0
+"""How long a step waits for what does not come layer by layer: a medium may hang for ever."""
+
 IDLE_WAIT_S = 0.005
 """How long a step that computes nothing waits for a load, instead of spinning through empty steps."""
 
@@ -43,11 +46,22 @@ class RunningLoad:
         """Whether nothing of it is written to the engine any more."""
         return all(ticket is None or ticket.done for ticket in self.tickets)
 
-    def wait(self, timeout_s: float | None = None) -> None:
+    def wait(self, timeout_s: float) -> None:
         """Wait until it is done, at most ``timeout_s`` for each row."""
         for ticket in self.tickets:
             if ticket is not None:
                 ticket.wait(timeout_s)
+
+    def give_up(self) -> None:
+        """Nothing of it comes any more when this returns: waits for what is being copied, not for files."""
+        for transfer, ticket in zip(self.plan.rows, self.tickets, strict=True):
+            if ticket is not None:
+                pending: Mask = ticket.object_results == ResultCode.PENDING
+                self.late[transfer.row] = self.late.get(transfer.row, np.bool_(False)) | pending
+                ticket.abandon()
+        for ticket in self.tickets:
+            if ticket is not None:
+                ticket.wait()
 
     def failed(self) -> list[FailedLoad]:
         """What did not come; empty when the request can resume."""
@@ -121,10 +135,12 @@ class WorkerLoads:
                 self._pending[load.request_id] = self._load_whole(cache, load, plan.namespace)
 
     def wait_whole(self) -> None:
-        """Wait for what does not come layer by layer."""
+        """Wait for what does not come layer by layer; what takes too long has failed."""
         if not self._layerwise:
             for load in self._step:
-                load.wait()
+                load.wait(WHOLE_WAIT_S)
+                if not load.done:
+                    load.give_up()
 
     def are_fine(self) -> bool:
         """Whether everything that this step waits for has come."""
@@ -137,19 +153,15 @@ class WorkerLoads:
         early. Repeating it in a step changes nothing.
         """
         step, self._step = self._step, []
-        if not all(load.done for load in step):
-            for handle in self._handles:
-                handle.cancel()
         for load in step:
             load.late.update(failed.get(load.plan.request_id, {}))
             if not load.done:
-                _mark_late(load)
-                load.wait()
+                load.give_up()
             if self._end(load, namespace):
                 self.failures += 1
                 self._broken |= load.failed_pages()
                 self._news.broken_pages |= self._broken
-        self._handles = []
+        self._cancel_handles()
 
     def collect(self, plan: StepPlan) -> tuple[set[str], set[str]]:
         """(requests whose asynchronous load ended, those of them that failed); each id once, ever."""
@@ -167,15 +179,19 @@ class WorkerLoads:
         return broken
 
     def close(self) -> None:
-        """Let loads end: they write to the engine's memory."""
-        for handle in self._handles:
-            handle.cancel()
+        """Give up what has not come: loads write to the engine's memory."""
         for load in chain(self._pending.values(), self._step):
-            load.wait()
+            load.give_up()
+        self._cancel_handles()
         self._pending.clear()
         self._step.clear()
 
     # -- private
+
+    def _cancel_handles(self) -> None:
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.cancel()
 
     def _begin(self, cache: Cache | None, load: LoadPlan, namespace: str | None) -> dict[str, UnitLoad]:
         handles = {transfer.row: self._unit_load(cache, load, transfer) for transfer in load.rows}
@@ -234,11 +250,3 @@ def failed_objects(transfer: RowTransfer, ticket: Ticket | None) -> Mask:
         return np.ones(len(transfer.keys), dtype=np.bool_)
     failed: Mask = ticket.object_results != ResultCode.OK
     return failed
-
-
-def _mark_late(load: RunningLoad) -> None:
-    """What is pending now was not there when it was used, whatever becomes of it."""
-    for transfer, ticket in zip(load.plan.rows, load.tickets, strict=True):
-        if ticket is not None:
-            pending: Mask = ticket.object_results == ResultCode.PENDING
-            load.late[transfer.row] = load.late.get(transfer.row, np.bool_(False)) | pending

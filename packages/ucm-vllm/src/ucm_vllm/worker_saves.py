@@ -8,6 +8,7 @@ given up before that step begins (`WorkerSaves.settle`).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 
@@ -29,6 +30,9 @@ SETTLE_WAIT_S = 1.0
 ABANDON_WAIT_S = 30.0
 """How long it waits for what was given up to stop reading."""
 
+PROMISE_WAIT_S = 30.0
+"""How long a finished request's blocks are kept for its saves, before those are given up."""
+
 IDLE_WAIT_S = 0.005
 """How long a step that computes nothing waits for a save, instead of spinning through empty steps."""
 
@@ -42,6 +46,8 @@ class _OpenSave:
         """What comes layer by layer, by row."""
         self.step_is_over = False
         """What does not come layer by layer was copied, or dropped."""
+        self.ends_s = math.inf
+        """When it is given up, on the monotonic clock."""
 
     @property
     def done(self) -> bool:
@@ -108,9 +114,19 @@ class WorkerSaves:
         self._end_step()
 
     def collect(self, plan: StepPlan) -> set[str]:
-        """Requests that were promised and whose blocks are not read any more; each once."""
+        """Requests that were promised and whose blocks are not read any more; each once.
+
+        A medium that hangs keeps no blocks for ever: saves that take too long are given up.
+        """
+        now_s = time.monotonic()
         for attempt in plan.promised:
             self._completions.promise(attempt)
+        for save in self._open:
+            if save.plan.attempt in plan.promised:
+                save.ends_s = now_s + PROMISE_WAIT_S
+            if save.ends_s <= now_s:
+                save.ends_s = math.inf
+                self._give_up(save)
         if plan.idle and self._open:
             self._open[0].wait(time.monotonic() + IDLE_WAIT_S)
         self._end_done()

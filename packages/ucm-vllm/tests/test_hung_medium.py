@@ -1,0 +1,88 @@
+"""A medium that does not answer: loads that hang in a read fail in bounded time, and write nothing later."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm")
+
+from engine_doubles import request
+from halves import WAIT_S, Halves
+
+from ucm_core.store.files import FileTier
+from ucm_vllm import worker_loads
+
+PAGES = ([1, 2, 3],)
+TABLES = ([7, 8, 9],)
+SOON_S = 0.05
+
+
+class HungReads:
+    """A double of a medium that answers no read before it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hangs = False
+        self.reached, self.go = threading.Event(), threading.Event()
+        real = FileTier.read
+
+        def read(files: FileTier, *arguments: Any, **more: Any) -> Any:
+            if self.hangs:
+                self.reached.set()
+                assert self.go.wait(WAIT_S)
+            return real(files, *arguments, **more)
+
+        monkeypatch.setattr(FileTier, "read", read)
+
+
+@pytest.fixture
+def medium(monkeypatch: pytest.MonkeyPatch) -> Iterator[HungReads]:
+    medium = HungReads(monkeypatch)
+    monkeypatch.setattr(worker_loads, "WHOLE_WAIT_S", SOON_S)
+    yield medium
+    medium.go.set()
+
+
+def reader(engines: Any, medium: HungReads, **more: Any) -> Halves:
+    """An engine without a ring, whose medium hangs from now on; it finds a prompt of 300 tokens there."""
+    writer = engines()
+    writer.write_prompt(request(300), PAGES)
+    reader = engines(fill="zero", ring_bytes=0, **more)
+    reader.worker._pipeline._wait_s = SOON_S
+    medium.hangs = True
+    return reader
+
+
+def blank(engine: Halves) -> bool:
+    return not any(np.asarray(part).any() for part in engine.blocks(0, [7, 8]).values())
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_a_step_that_waits_for_a_hung_read_fails_and_its_memory_is_free(
+    engines: Any, medium: HungReads, layerwise: bool
+) -> None:
+    engine, asked = reader(engines, medium, layerwise=layerwise), request(300)
+    assert engine.scheduler.matched_tokens(asked, 0) == (256, False)
+    engine.scheduler.allocated(asked, TABLES, external_tokens=256)
+    step = engine.step((asked, 256, 44, TABLES))
+    assert medium.reached.is_set()
+    assert step.broken >= {7, 8}
+    medium.go.set()
+    engine.worker_cache.current.stores["full"].close()
+    assert blank(engine), "what came later is not written"
+
+
+def test_a_worker_ends_while_an_asynchronous_load_hangs(engines: Any, medium: HungReads) -> None:
+    engine, asked = reader(engines, medium, load_asynchronously=True), request(300)
+    assert engine.scheduler.matched_tokens(asked, 0) == (256, True)
+    engine.scheduler.allocated(asked, TABLES, external_tokens=256)
+    assert engine.step().received == set()
+    assert medium.reached.wait(WAIT_S)
+    engine.worker._loads.close()
+    medium.go.set()
+    engine.worker_cache.current.stores["full"].close()
+    assert blank(engine)
