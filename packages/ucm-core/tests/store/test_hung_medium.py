@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from stores import Gate, open_store
 
-from ucm_core.flow.copy import BufferBlocks, Span
+from ucm_core.flow.copy import BufferBlocks, Span, Strides
 from ucm_core.flow.ticket import ResultCode, Ticket
 from ucm_core.ops import metrics
+from ucm_core.store import block
 from ucm_core.store.block import BlockStore
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.pool import Priority
@@ -41,6 +43,32 @@ class HeldBlocks(BufferBlocks):
     def _hold(self) -> None:
         self.copying.release()
         assert self.go.acquire(timeout=WAIT_S)
+
+
+class HeldStrides:
+    """Holds whoever asks plain memory how it lies, until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked, self.go = threading.Event(), threading.Event()
+        real = BufferBlocks.strides
+
+        def strides(blocks: BufferBlocks, *arguments: Any, **more: Any) -> Strides:
+            self.asked.set()
+            assert self.go.wait(WAIT_S)
+            return real(blocks, *arguments, **more)
+
+        monkeypatch.setattr(BufferBlocks, "strides", strides)
+
+
+class HungEvent:
+    """A double of a compute event that hangs until it is reached."""
+
+    def __init__(self) -> None:
+        self.asked, self.reached = threading.Event(), threading.Event()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        self.asked.set()
+        return self.reached.wait(WAIT_S)
 
 
 @pytest.fixture
@@ -105,6 +133,20 @@ def test_a_whole_load_that_is_abandoned_waits_for_no_file(root: Path, reads: Gat
     ticket.abandon()
     expect_cancelled(ticket)
     answer(reads, store)
+    assert (out == UNTOUCHED).all()
+
+
+def test_hits_of_a_load_that_was_given_up_are_not_copied(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(root, GEOMETRY, threads=1)
+    assert store.prefetch(keys_of(1, 2)).wait(WAIT_S)
+    monkeypatch.setattr(block, "INLINE_BYTES", 0)  # what is copied on the caller's thread it cannot give up
+    held, out = HeldStrides(monkeypatch), blank(GEOMETRY, 2)
+    ticket = store.load(keys_of(1, 2), BufferBlocks(out))
+    assert held.asked.wait(WAIT_S)
+    ticket.abandon()
+    expect_cancelled(ticket)
+    held.go.set()
+    assert not store.close().unfinished
     assert (out == UNTOUCHED).all()
 
 
@@ -183,8 +225,49 @@ def test_what_was_cancelled_while_it_was_gathered_is_not_kept(tmp_path: Path, sl
     later.close()
 
 
-def test_what_came_late_and_was_given_up_while_it_was_gathered_is_not_kept(tmp_path: Path) -> None:
-    store = open_store(tmp_path, GEOMETRY, slots=0)
+def test_what_was_cancelled_while_plain_memory_was_gathered_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, held = open_store(tmp_path, GEOMETRY), HeldStrides(monkeypatch)
+    ticket = store.save(keys_of(1), BufferBlocks(payloads_of(GEOMETRY, 1)), gather_inline=False)
+    assert held.asked.wait(WAIT_S)
+    ticket.cancel()
+    held.go.set()
+    assert ticket.wait(WAIT_S)
+    expect_cancelled(ticket)
+    assert not store.lookup(keys_of(1)).any()
+    store.close()
+
+
+def test_what_was_given_up_before_it_was_gathered_is_not_read(tmp_path: Path) -> None:
+    claims = Gate("Ring.claim")
+    store, source = open_store(tmp_path, GEOMETRY, faults=claims), HeldBlocks(payloads_of(GEOMETRY, 1))
+    source.go.release(100)
+    ticket = store.save(keys_of(1), source, gather_inline=False)
+    assert claims.reached.wait(WAIT_S)
+    ticket.abandon()
+    expect_cancelled(ticket)
+    answer(claims, store)
+    assert not source.copying.acquire(blocking=False), "it was read"
+
+
+def test_units_that_were_given_up_before_their_event_are_not_read(tmp_path: Path) -> None:
+    store, event = open_store(tmp_path, GEOMETRY), HungEvent()
+    source = HeldBlocks(payloads_of(GEOMETRY, 1))
+    source.go.release(100)
+    save = store.begin_save(keys_of(1), source)
+    save.submit(ALL, ready=event)
+    assert event.asked.wait(WAIT_S)
+    save.abandon()
+    expect_cancelled(save.ticket)
+    event.reached.set()
+    assert not store.close().unfinished
+    assert not source.copying.acquire(blocking=False), "they were read"
+
+
+@pytest.mark.parametrize("slots", [0, 16])
+def test_units_that_were_given_up_while_they_were_gathered_are_not_kept(tmp_path: Path, slots: int) -> None:
+    store = open_store(tmp_path, GEOMETRY, slots=slots)
     source = HeldBlocks(payloads_of(GEOMETRY, 1))
     save = store.begin_save(keys_of(1), source)
     save.submit(ALL)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +23,10 @@ from ucm_vllm.metadata import FailedLoad, LoadPlan, RowTransfer, StepPlan
 from ucm_vllm.worker_news import News
 
 WHOLE_WAIT_S = 60.0
-"""How long a step waits for what does not come layer by layer: a medium may hang for ever."""
+"""How long a step waits for all that does not come layer by layer: a medium may hang for ever."""
+
+ASYNCHRONOUS_WAIT_S = 300.0
+"""How long a request waits for an asynchronous load: more than any that goes on takes."""
 
 IDLE_WAIT_S = 0.005
 """How long a step that computes nothing waits for a load, instead of spinning through empty steps."""
@@ -40,17 +45,19 @@ class RunningLoad:
     """Where the bytes come from."""
     late: dict[str, Mask] = field(default_factory=dict)
     """Per row the objects that did not come before they were used."""
+    ends_s: float = math.inf
+    """When it is given up, on the monotonic clock."""
 
     @property
     def done(self) -> bool:
         """Whether nothing of it is written to the engine any more."""
         return all(ticket is None or ticket.done for ticket in self.tickets)
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until it is done, at most ``timeout_s`` for each row."""
+    def wait(self, deadline: float) -> None:
+        """Wait until it is done, until ``deadline`` on the monotonic clock."""
         for ticket in self.tickets:
             if ticket is not None:
-                ticket.wait(timeout_s)
+                ticket.wait(max(0.0, deadline - time.monotonic()))
 
     def give_up(self) -> None:
         """Nothing of it comes any more when this returns: waits for what is being copied, not for files."""
@@ -132,13 +139,16 @@ class WorkerLoads:
         """Begin what vLLM is told of when it has come."""
         for load in plan.loads:
             if load.asynchronous:
-                self._pending[load.request_id] = self._load_whole(cache, load, plan.namespace)
+                ends_s = time.monotonic() + ASYNCHRONOUS_WAIT_S
+                running = self._load_whole(cache, load, plan.namespace)
+                self._pending[load.request_id] = replace(running, ends_s=ends_s)
 
     def wait_whole(self) -> None:
         """Wait for what does not come layer by layer; what takes too long has failed."""
+        deadline = time.monotonic() + WHOLE_WAIT_S
         if not self._layerwise:
             for load in self._step:
-                load.wait(WHOLE_WAIT_S)
+                load.wait(deadline)
                 if not load.done:
                     load.give_up()
 
@@ -164,9 +174,15 @@ class WorkerLoads:
         self._cancel_handles()
 
     def collect(self, plan: StepPlan) -> tuple[set[str], set[str]]:
-        """(requests whose asynchronous load ended, those of them that failed); each id once, ever."""
+        """(requests whose asynchronous load ended, those of them that failed); each id once, ever.
+
+        What takes too long has failed: no request waits for ever for a medium that hangs.
+        """
         if plan.idle and self._pending:
-            next(iter(self._pending.values())).wait(IDLE_WAIT_S)
+            next(iter(self._pending.values())).wait(time.monotonic() + IDLE_WAIT_S)
+        for load in self._pending.values():
+            if load.ends_s <= time.monotonic() and not load.done:
+                load.give_up()
         ended = [request_id for request_id, load in self._pending.items() if load.done]
         failed = {
             request_id for request_id in ended if self._end(self._pending.pop(request_id), plan.namespace)

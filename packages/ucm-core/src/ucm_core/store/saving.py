@@ -154,14 +154,18 @@ class Save:
         return ids[mine.size :]
 
     def _claim(self, held: HeldSlots, ids: Int64s) -> bool:
-        """Claim; True: what is ours is filled already, by the same native call."""
+        """Claim; True: what is ours is filled already, by the same native call.
+
+        Not on an I/O thread: who gives the save up meanwhile may write to the source, and that call
+        would have published what it read.
+        """
         keys, parents, geometry = self._batch.keys[ids], self._batch.parents(ids), self._tiers.files.geometry
         with suppress(Exception):  # what is wrong with the source is found out object by object
-            strides = strides_of(self._source, self._batch.first[ids], written=False)
-            with self._ticket.copying() as wanted:
-                if wanted and strides is not None:
-                    held.gather(keys, strides, parents=parents, units=(geometry.shards, geometry.shard_bytes))
-                    return True
+            first, inline = self._batch.first[ids], not self._on_io_thread
+            strides = strides_of(self._source, first, written=False) if inline else None
+            if strides is not None:
+                held.gather(keys, strides, parents=parents, units=(geometry.shards, geometry.shard_bytes))
+                return True
         held.claim(keys, parents)
         return False
 
