@@ -136,7 +136,7 @@ class Halves:
         self.worker.start_loads(plan)
         self.worker.end_step(plan)
         received, failed, sent = self.worker.collect(plan)
-        broken = self.worker.broken_pages()
+        broken = self.worker.broken_pages(plan)
         self.scheduler.take_output(self.worker.report(), broken_pages=broken, released=sent)
         return Step(plan, received, failed, broken, sent)
 

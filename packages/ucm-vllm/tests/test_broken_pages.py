@@ -1,75 +1,95 @@
-"""After a failed synchronous load nothing computed on its garbage is stored; nothing else is held back."""
+"""Which blocks a step would read as garbage after a load that failed, and when they are right again."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import pytest
 
-from ucm_vllm.broken_pages import BrokenPages
-from ucm_vllm.request_records import RequestRecord
-
-
-def record(local_tokens: int) -> RequestRecord:
-    made = RequestRecord(SimpleNamespace(request_id="r", num_tokens=1000), None)
-    made.begin_anew(local_tokens)
-    return made
+from ucm_vllm.broken_pages import BrokenPages, PageUse
 
 
-def test_the_owner_heals_what_it_writes_again() -> None:
-    broken, owner = BrokenPages(page_tokens=32), record(local_tokens=0)
-    broken.add(frozenset({8}), [[7, 8, 9]])
-    broken.review(owner, [7, 8, 9], end_tokens=96)
-    assert owner.trusted
-    assert len(broken) == 0
+def use(name: str, table: list[int], begin: int, end: int) -> PageUse:
+    return PageUse(name, (table,), begin, end)
 
 
-def test_blocks_after_the_failed_one_are_garbage_too() -> None:
-    broken = BrokenPages(page_tokens=32)
-    broken.add(frozenset({8}), [[7, 8, 9], [1, 2]])
-    assert len(broken) == 2
+@pytest.fixture
+def broken() -> BrokenPages:
+    """Of 32 tokens a block; block 8 failed in a step of two requests that share it and one that does not."""
+    pages = BrokenPages(page_tokens=32)
+    pages.begin_step(
+        [use("loads", [7, 8, 9], 64, 96), use("shares", [7, 8, 11], 64, 96), use("other", [1, 2], 32, 64)]
+    )
+    pages.fail({8})
+    return pages
 
 
-def test_a_borrower_is_not_trusted_any_more() -> None:
-    broken, borrower = BrokenPages(page_tokens=32), record(local_tokens=64)
-    broken.add(frozenset({8}), [[7, 8]])
-    broken.review(borrower, [7, 8, 11], end_tokens=96)
-    assert not borrower.trusted
+def test_what_was_computed_on_it_is_garbage_too(broken: BrokenPages) -> None:
+    assert broken.pages == {8, 9, 11}
 
 
-def test_a_block_that_is_not_written_to_its_end_stays_broken() -> None:
-    broken, owner = BrokenPages(page_tokens=32), record(local_tokens=0)
-    broken.add(frozenset({8}), [[7, 8]])
-    broken.review(owner, [7, 8], end_tokens=63)
-    assert len(broken) == 1
+def test_who_reads_it_is_named(broken: BrokenPages) -> None:
+    step = [use("shares", [7, 8, 11], 64, 96), use("other", [1, 2], 64, 65)]
+    assert broken.begin_step(step) == {"shares": {8}}
 
 
-def test_who_shares_nothing_is_not_touched() -> None:
-    broken, other = BrokenPages(page_tokens=32), record(local_tokens=64)
-    broken.add(frozenset({8}), [[7, 8]])
-    broken.review(other, [3, 4], end_tokens=64)
-    assert other.trusted
+def test_it_may_be_read_in_the_step_that_writes_it(broken: BrokenPages) -> None:
+    step = [use("shares", [7, 8, 11], 64, 96), use("loads", [7, 8, 9], 32, 96)]
+    assert broken.begin_step(step) == {}
+    assert not broken
 
 
-def test_what_a_borrower_writes_is_garbage_too_until_somebody_else_writes_it() -> None:
-    broken, borrower = BrokenPages(page_tokens=32), record(local_tokens=64)
-    broken.add(frozenset({8}), [[7, 8], [7, 8, 11]])
-    broken.review(borrower, [7, 8, 11], end_tokens=96)
-    broken.review(borrower, [7, 8, 11, 12], end_tokens=128)
-    broken.review(record(local_tokens=0), [7, 8], end_tokens=64)
-    guest = record(local_tokens=128)
-    broken.review(guest, [7, 8, 11, 12, 13], end_tokens=160)
-    assert not guest.trusted
-    broken.review(record(local_tokens=0), [11, 12, 13], end_tokens=96)
-    assert len(broken) == 0
+def test_not_before_all_that_is_read_is_written(broken: BrokenPages) -> None:
+    step = [use("shares", [7, 8, 11], 64, 96), use("loads", [7, 8, 9], 32, 63)]
+    assert broken.begin_step(step) == {"shares": {8}}
+
+
+def test_who_writes_it_in_pieces_reads_its_own(broken: BrokenPages) -> None:
+    for begin, end in ((32, 40), (40, 64), (64, 96)):
+        assert broken.begin_step([use("loads", [7, 8, 9], begin, end)]) == {}
+    assert broken.pages == {11}
+
+
+def test_who_begins_it_anew_makes_the_rest_of_it_garbage(broken: BrokenPages) -> None:
+    broken.begin_step([use("loads", [7, 8, 9], 32, 50)])
+    broken.begin_step([use("shares", [7, 8, 11], 32, 40)])
+    assert broken.begin_step([use("loads", [7, 8, 9], 50, 60)]) == {"loads": {8}}
+
+
+def test_what_is_written_after_reading_garbage_is_garbage(broken: BrokenPages) -> None:
+    broken.begin_step([use("shares", [7, 8, 11, 12], 64, 100)])
+    assert broken.pages == {8, 9, 11, 12}
+    guest = use("guest", [7, 13, 11, 14], 96, 100)
+    assert broken.begin_step([use("shares", [7, 8, 11, 12], 64, 100), guest])["guest"] == {11}
+
+
+def test_the_part_of_a_block_from_before_stays_right(broken: BrokenPages) -> None:
+    broken.begin_step([use("loads", [7, 8, 9], 32, 40)])
+    broken.begin_step([use("shares", [7, 8, 11], 64, 96), use("loads", [7, 8, 9], 40, 41)])
+    assert broken.begin_step([use("loads", [7, 8, 9], 41, 64)]) == {}
+
+
+def test_blocks_that_are_given_anew_are_not_broken(broken: BrokenPages) -> None:
+    broken.renew([7, 8, 20], local_tokens=64)
+    assert broken.pages == {8, 9, 11}
+    broken.renew([30, 9, 8], local_tokens=64)
+    assert broken.pages == {9, 11}
+
+
+def test_what_is_computed_from_a_load_is_exposed_to_who_reads_it() -> None:
+    pages = BrokenPages(page_tokens=32)
+    guests = [use("second", [21, 22, 9, 10, 11], 128, 160), use("first", [21, 22, 9, 10], 96, 128)]
+    pages.begin_step([*guests, use("loads", [7, 8, 9], 64, 96), use("other", [1, 2], 0, 64)])
+    assert pages.exposed({7, 8}) == {9, 10}
+    assert pages.exposed(()) == frozenset()
+
+
+def test_what_only_its_own_request_computes_is_exposed_to_nobody() -> None:
+    pages = BrokenPages(page_tokens=32)
+    pages.begin_step([use("loads", [7, 8, 9], 64, 96)])
+    assert pages.exposed({7, 8}) == frozenset()
 
 
 def test_the_placeholder_is_never_broken() -> None:
-    broken = BrokenPages(page_tokens=32)
-    broken.add(frozenset({8}), [[8, 0, 9]])
-    assert len(broken) == 2
-
-
-def test_a_request_that_begins_anew_is_trusted_again() -> None:
-    borrower = record(local_tokens=64)
-    borrower.trusted = False
-    borrower.begin_anew(0)
-    assert borrower.trusted
+    pages = BrokenPages(page_tokens=32)
+    pages.begin_step([use("loads", [8, 0, 9], 32, 96)])
+    pages.fail({8})
+    assert pages.pages == {8, 9}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def run_layers(engine: Halves, plan: Any, *names: str) -> tuple[set[int], set[st
         engine.worker.after_layer(plan, name)
     engine.worker.end_step(plan)
     engine.worker.collect(plan)
-    broken, report = engine.worker.broken_pages(), engine.worker.report()
+    broken, report = engine.worker.broken_pages(plan), engine.worker.report()
     engine.scheduler.take_output(report, broken_pages=broken)
     return broken, set() if report is None else set(report.dropped)
 
@@ -113,6 +114,24 @@ def test_a_failed_block_is_told_after_the_step(engines: Any, tmp_path: Path, lay
     assert load_dense(reader).broken == {8}
 
 
+def test_what_a_step_computes_from_a_failed_block_is_told_with_it(engines: Any, tmp_path: Path) -> None:
+    restarted(engines, tmp_path).close()
+    reader = engines(fill="zero")
+    corrupt(file_of(tmp_path, reader_keys(reader, request(400))[0]))
+    reader.scheduler.matched_tokens(request(400), 0)
+    reader.scheduler.allocated(request(400), ([7, 8, 9, 10],), external_tokens=256)
+    guest = request(420, "guest")
+    shared = (guest, 384, 36, ([11, 12, 9, 13],))
+    assert reader.step((request(400), 256, 144, ([7, 8, 9, 10],)), shared).broken == {7, 9}
+
+
+def test_a_block_that_a_step_reads_broken_is_told_once_more(engines: Any) -> None:
+    engine = engines()
+    plan = replace(engine.plan(), broken=frozenset({5}))
+    assert engine.execute(plan).broken == {5}
+    assert engine.step().broken == set()
+
+
 def test_a_layer_whose_hook_does_not_come_fails_the_load(engines: Any) -> None:
     _, reader = written(engines)
     before = counted("ucm_layers_unseen_total")
@@ -132,9 +151,9 @@ def test_results_may_be_asked_for_before_the_step_ends(engines: Any, tmp_path: P
         reader.worker.before_layer(plan, layer)
         reader.worker.after_layer(plan, layer)
     reader.worker.collect(plan)
-    assert reader.worker.broken_pages() == {7}
+    assert reader.worker.broken_pages(plan) == {7}
     reader.worker.end_step(plan)
-    assert reader.worker.broken_pages() == set()
+    assert reader.worker.broken_pages(plan) == set()
 
 
 @pytest.mark.parametrize("seen", [[0, 1, 3], [0, 1, 2], []])
@@ -144,7 +163,7 @@ def test_a_hook_that_did_not_come_before_the_results_fails_the_load(engines: Any
     reader.worker.start_loads(plan)
     for number in seen:
         reader.worker.before_layer(plan, LAYERS[number])
-    assert reader.worker.broken_pages() == {7, 8}
+    assert reader.worker.broken_pages(plan) == {7, 8}
     reader.worker.end_step(plan)
     report = reader.worker.report()
     assert report is not None
@@ -154,8 +173,9 @@ def test_a_hook_that_did_not_come_before_the_results_fails_the_load(engines: Any
 def test_a_step_that_was_never_ended_fails_with_the_next(engines: Any) -> None:
     _, reader = written(engines)
     reader.worker.start_loads(plan_load(reader, request(300)))
-    reader.worker.end_step(reader.plan())
-    assert reader.worker.broken_pages() == {7, 8}
+    plan = reader.plan()
+    reader.worker.end_step(plan)
+    assert reader.worker.broken_pages(plan) == {7, 8}
     assert reader.worker.open_saves == 0
 
 

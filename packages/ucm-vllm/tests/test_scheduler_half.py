@@ -266,7 +266,7 @@ def test_a_step_that_cannot_be_planned_keeps_its_loads(
 def test_a_failure_is_not_taken_for_known_before_its_blocks_are(
     dense: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ucm_vllm.broken_pages.BrokenPages.add", fail)
+    monkeypatch.setattr("ucm_vllm.broken_pages.BrokenPages.fail", fail)
     with pytest.raises(RuntimeError):
         dense.tell(broken_pages=frozenset({7}), failures=1)
     assert dense.step().failures_seen == 0

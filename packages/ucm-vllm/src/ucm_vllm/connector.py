@@ -329,7 +329,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """See `WorkerHalf.broken_pages`."""
-        return set() if self._worker is None else self._worker.broken_pages()
+        return set() if self._worker is None else self._worker.broken_pages(self._plan())
 
     @guarded("build_connector_worker_meta", lambda: None)
     def build_connector_worker_meta(self) -> UCMReport | None:

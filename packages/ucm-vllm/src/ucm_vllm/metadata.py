@@ -68,6 +68,11 @@ class LoadPlan:
     """False when vLLM resumes where nothing can be served: every block is reported as failed."""
     use: int = 0
     """Which use of the request's id it belongs to; 0: of a request that is not known."""
+    exposed: frozenset[int] = frozenset()
+    """Engine blocks that this very step computes from the load and that others read in it: they fail with it.
+
+    Who holds the failed block itself is found by vLLM, who holds a copy of that and one of these is not.
+    """
 
     @property
     def attempt(self) -> Attempt:
@@ -121,6 +126,8 @@ class StepPlan:
     """Finished since the last plan while saves read their blocks: vLLM keeps those until it is told."""
     number: int = 0
     """Counts plans; the worker says which was the last that it carried out where ``ask`` is set."""
+    broken: frozenset[int] = frozenset()
+    """Engine blocks that this step reads although a failed load left garbage there: told as failed again."""
     ask: bool = False
     """The scheduler half waits to hear that this step is over; see `WorkerReport.step`."""
 

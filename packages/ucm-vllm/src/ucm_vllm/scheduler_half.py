@@ -26,7 +26,7 @@ from ucm_core.spec.keys import PrefixChain
 from ucm_vllm import border
 from ucm_vllm.block_holds import BlockHolds
 from ucm_vllm.border import guarded
-from ucm_vllm.broken_pages import BrokenPages
+from ucm_vllm.broken_pages import BrokenPages, PageUse
 from ucm_vllm.engine_cache import EngineCache
 from ucm_vllm.kv_events import KvEvents, StoredObject
 from ucm_vllm.metadata import Handshake, LoadPlan, RowTransfer, SavePlan, StepPlan, WorkerReport
@@ -66,7 +66,8 @@ class SchedulerHalf:
         )
         self._broken = BrokenPages(next(iter(spec.rows.values()))[0].page_tokens)
         self._loads: list[LoadPlan] = []
-        self._step_tables: list[Tables] = []
+        self._uses: tuple[PageUse, ...] = ()
+        self._reread: Mapping[str, Collection[int]] = {}
         self._failures_seen = 0
         self._worker_ready = False
         self._step = 0
@@ -156,6 +157,7 @@ class SchedulerHalf:
 
     @guarded("account", lambda: None)
     def _admit(self, record: RequestRecord, tables: Tables, external_tokens: int) -> None:
+        self._broken.renew(tables[0], local_tokens=record.local_tokens)
         record.admit(external_tokens, tables[0])
 
     def plan_step(self, scheduled: Any) -> StepPlan:
@@ -176,10 +178,32 @@ class SchedulerHalf:
             number=self._step,
         )
         try:
+            plan = self._followed(plan, scheduled)
             return self._with_saves(plan, scheduled)
         except Exception as error:  # noqa: BLE001 (the border: a plan without loads would be a wrong hit)
             border.failed("plan_step", error)
-            return plan
+            return replace(plan, broken=self._broken.pages)
+
+    def _followed(self, plan: StepPlan, scheduled: Any) -> StepPlan:
+        """The plan with what must be told of blocks that hold garbage, now or if a load of it fails."""
+        self._uses = tuple(self._uses_of(scheduled))
+        self._reread = self._broken.begin_step(self._uses)
+        loads = tuple(
+            load if load.asynchronous else replace(load, exposed=self._broken.exposed(load.pages()))
+            for load in plan.loads
+        )
+        return replace(plan, loads=loads, broken=frozenset().union(*self._reread.values()))
+
+    def _uses_of(self, scheduled: Any) -> Iterator[PageUse]:
+        block_state, computed = scheduled.kv_connector_block_state, _computed_tokens(scheduled)
+        for request_id, count in scheduled.num_scheduled_tokens.items():
+            record, tables = self._records.get(request_id), block_state.get_block_ids(request_id)
+            if tables is None:
+                continue
+            end = computed[request_id] + count
+            if record is not None:
+                end = min(end, len(record.request.all_token_ids))  # what is drafted may not stay
+            yield PageUse(request_id, tables, computed[request_id], end)
 
     def _with_saves(self, plan: StepPlan, scheduled: Any) -> StepPlan:
         self._hold_saves(plan, scheduled)
@@ -230,7 +254,7 @@ class SchedulerHalf:
         ``released``: requests whose blocks vLLM gets back now.
         """
         self._holds.released(released)
-        self._broken.add(frozenset(broken_pages), [tables[0] for tables in self._step_tables])
+        self._broken.fail(frozenset(broken_pages).difference(*self._reread.values()))
         if report is not None:
             self.take_report(report)
 
@@ -242,7 +266,7 @@ class SchedulerHalf:
     def take_report(self, report: WorkerReport) -> None:
         """Learn what became of loads and saves; what failed is not promised before it is stored again."""
         self._worker_ready = report.namespace is not None
-        self._broken.add(report.broken_pages, [tables[0] for tables in self._step_tables])
+        self._broken.fail(report.broken_pages)
         self._holds.over(report.saved)
         self._step_seen = max(self._step_seen, report.step)
         # only now: a worker saves again once it hears that its failures are known
@@ -398,24 +422,20 @@ class SchedulerHalf:
 
     @guarded("save_plan", tuple)
     def _saves(self, cache: Cache, scheduled: Any) -> tuple[SavePlan, ...]:
-        self._step_tables = []
         return tuple(self._save_plans(cache, scheduled))
 
     def _save_plans(self, cache: Cache, scheduled: Any) -> Iterator[SavePlan]:
-        block_state = scheduled.kv_connector_block_state
-        computed = _computed_tokens(scheduled)
         held = self._step_seen < self._hold_saves_until
-        for request_id, count in scheduled.num_scheduled_tokens.items():
-            record, tables = self._records.get(request_id), block_state.get_block_ids(request_id)
-            if record is None or tables is None:
+        for use in () if held else self._uses:
+            record = self._records.get(use.request_id)
+            if record is None or use.request_id in self._reread:
                 continue
-            end = min(computed[request_id] + count, len(record.request.all_token_ids))
-            self._step_tables.append(tables)
-            self._broken.review(record, tables[0], end_tokens=end)
-            if not held and (rows := self._saver.blocks(cache, record, tables=tables, end_tokens=end)):
+            rows = self._saver.blocks(cache, record, tables=use.tables, end_tokens=use.end_tokens)
+            if rows:
                 yield _save_plan(record, rows, job=f"{self._step}" if self._cache.config.layerwise else "")
-        for request_id, offers in block_state.boundary_state_offloads.items():
-            record = None if held else self._records.get(request_id)
+        offered = scheduled.kv_connector_block_state.boundary_state_offloads
+        for request_id, offers in () if held else offered.items():
+            record = self._records.get(request_id)
             if record is not None and (rows := self._saver.states(cache, record, offers=offers)):
                 yield _save_plan(record, rows)
 

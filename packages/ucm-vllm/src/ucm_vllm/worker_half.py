@@ -8,7 +8,7 @@ The order within one step of vLLM::
     after_layer     of each attention layer: its part of the saves may be read
     end_step        after the forward: states are copied; what the layers saved is read on
     collect         which asynchronous loads ended, and whose blocks vLLM may have back
-    broken_pages    which blocks the loads of this step could not fill
+    broken_pages    which blocks the loads of this step could not fill, or those of a step before
     report          what the scheduler half must know
 
 With speculative decoding vLLM may repeat layers, and ask for results before the step has ended.
@@ -149,12 +149,12 @@ class WorkerHalf:
         self._heard = plan
         return *self._loads.collect(plan), self._saves.collect(heard)
 
-    def broken_pages(self) -> set[int]:
-        """Engine blocks that loads of this step could not fill; asked once per step."""
+    def broken_pages(self, plan: StepPlan) -> set[int]:
+        """Engine blocks that loads could not fill and that this step read; asked once per step."""
         # with a draft model, whose layers UCM does not cache, vLLM asks before the step is over
         failed = {} if self._piped is None else self._piped.end_loads()
         self._loads.judge(self._step.namespace, failed)
-        return self._loads.take_broken_pages()
+        return self._loads.take_broken_pages() | plan.broken
 
     def report(self) -> WorkerReport | None:
         """What happened since the last report; None when nothing did."""

@@ -169,7 +169,7 @@ class WorkerLoads:
                 load.give_up()
             if self._end(load, namespace):
                 self.failures += 1
-                self._broken |= load.failed_pages()
+                self._broken |= load.failed_pages() | load.plan.exposed
                 self._news.broken_pages |= self._broken
         self._cancel_handles()
 
