@@ -142,7 +142,6 @@ class TestRanksDoNotKnowOfEachOther:
         with engine(root, shape=self.SHAPE) as engine_:
             for path in object_files(root):
                 if ".u0-1." in path.name and path.parts[-3] == "full":
-                    engine_.cache  # noqa: B018 - opened before the file goes
                     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
             run(engine_, [*PROMPT, *range(40)])
             assert engine_.scheduler.counts.rewound == 1
