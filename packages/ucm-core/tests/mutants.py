@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -408,18 +409,25 @@ def pytest_configure() -> None:
 
 
 def main(wanted: list[str]) -> int:
+    """Try the unchanged sources and every mutation; two at a time, the machine has as many cores."""
     chosen = [mutant for mutant in MUTANTS if not wanted or mutant.name in wanted]
-    every = tuple(dict.fromkeys(test for mutant in chosen for test in mutant.tests))
-    unchanged = tried("unchanged", every)
-    if unchanged.status != PASSED or not chosen:
-        sys.stdout.write(f"unchanged sources: {unchanged.line()}; nothing was tried\n")
+    if not chosen:
+        sys.stdout.write("no mutation has such a name; nothing was tried\n")
         return 1
+    every = tuple(dict.fromkeys(test for mutant in chosen for test in mutant.tests))
     survivors = 0
-    for mutant in chosen:
-        trial = tried(mutant.name, mutant.tests, mutant)
-        survivors += trial.status != FAILED
-        sys.stdout.write(trial.line() + "\n")
-        sys.stdout.flush()
+    with ThreadPoolExecutor(2) as pool:
+        without = pool.submit(tried, "unchanged", every)
+        trials = pool.map(lambda mutant: tried(mutant.name, mutant.tests, mutant), chosen)
+        unchanged = without.result()
+        if unchanged.status != PASSED:
+            pool.shutdown(wait=False, cancel_futures=True)
+            sys.stdout.write(f"unchanged sources: {unchanged.line()}; nothing was shown\n")
+            return 1
+        for trial in trials:
+            survivors += trial.status != FAILED
+            sys.stdout.write(trial.line() + "\n")
+            sys.stdout.flush()
     sys.stdout.write(f"{len(chosen)} mutations, {survivors} not caught\n")
     return 1 if survivors else 0
 
