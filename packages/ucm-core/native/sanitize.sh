@@ -12,9 +12,13 @@ build() { # build NAME FLAGS...
   "${CXX:-c++}" -std=c++17 -O1 -g -Wall -Wextra -Werror -fno-omit-frame-pointer "$@" "$here/stress.cc" -o "$out/$name" -pthread
 }
 
-build stress-asan -fsanitize=address
-build stress-ubsan -fsanitize=undefined -fno-sanitize-recover=all
-build stress-tsan -fsanitize=thread
+build stress-asan -fsanitize=address & asan=$!
+build stress-ubsan -fsanitize=undefined -fno-sanitize-recover=all & ubsan=$!
+build stress-tsan -fsanitize=thread & tsan=$!
+# One by one: only so does each of them have to succeed.
+wait $asan
+wait $ubsan
+wait $tsan
 
 "$out/stress-asan" threads "$seconds"
 "$out/stress-asan" processes "$seconds"
