@@ -5,7 +5,6 @@ Prints how often a process died at each step. ``--long`` strikes whenever a step
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -60,9 +59,8 @@ def test_a_process_died_before_every_kind_of_library_call(reports: dict, deaths:
     assert sorted(passed - set(deaths) - set(LOOKS)) == []
 
 
-def test_enough_processes_died(deaths: Counter[str], long: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        sys.stdout.write(f"\n{deaths.total()} processes died:\n")
-        for step, count in sorted(deaths.items()):
-            sys.stdout.write(f"{count:6} {step}\n")
+def test_enough_processes_died(deaths: Counter[str], long: bool, say: Callable[[str], None]) -> None:
+    say(f"{deaths.total()} processes died:")
+    for step, count in sorted(deaths.items()):
+        say(f"{count:6} {step}")
     assert deaths.total() >= (10_000 if long else 2_000)

@@ -6,8 +6,7 @@ With ``--long`` more of them. The tests of planted mistakes show that the explor
 from __future__ import annotations
 
 import gc
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -78,11 +77,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_nothing_goes_wrong_whatever_the_order_and_whoever_dies(
-    scenario: Scenario, capsys: pytest.CaptureFixture[str]
+    scenario: Scenario, say: Callable[[str], None]
 ) -> None:
     report = scenario.explore()
-    with capsys.disabled():
-        sys.stdout.write(f"\n{scenario}: {report} ")
+    say(f"{scenario}: {report}")
     assert report.states > 10_000
 
 

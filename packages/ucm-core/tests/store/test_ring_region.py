@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from rings import DIGEST, keys, new_name, processes, put, region_path, shared_ring, shows
@@ -42,10 +43,17 @@ def test_two_rings_of_one_name_share_their_blocks(name: str) -> None:
         assert two.statistics().participants == 2
 
 
+def mapped_regions() -> set[str]:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[5] for line in maps if str(region.DIRECTORY) in line}
+
+
 def test_a_private_ring_has_no_file(name: str) -> None:
-    before = set(region.DIRECTORY.iterdir())
+    before = mapped_regions()
     with shared_ring(None):  # type: ignore[arg-type]
-        assert set(region.DIRECTORY.iterdir()) - before == set()
+        assert mapped_regions() <= before
+    with shared_ring(name):
+        assert str(region_path(name)) in mapped_regions()
 
 
 def test_the_last_to_leave_removes_the_region(name: str) -> None:
