@@ -149,6 +149,11 @@ class Halves:
     def step(self, *scheduled: tuple[Request, int, int, Tables], **more: Any) -> Step:
         return self.execute(self.plan(*scheduled, **more))
 
+    def matched_again(self, asked: Any, local_tokens: int = 0) -> tuple[int | None, bool]:
+        """The answer after an asynchronous load failed; the first one lets others come first."""
+        assert self.scheduler.matched_tokens(asked, local_tokens) == (None, False)
+        return self.scheduler.matched_tokens(asked, local_tokens)
+
     def receive(self, request_id: str) -> Step:
         """Empty steps until the asynchronous load of a request has ended."""
         return self.step_until(lambda step: request_id in step.received)

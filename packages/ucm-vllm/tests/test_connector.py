@@ -69,12 +69,14 @@ def engine(directory: Path, **changes: Any) -> Any:
     parallel = PARALLEL | changes.pop("parallel", {})
     load_format = changes.pop("load_format", "auto")
     events = SimpleNamespace(enable_kv_cache_events=changes.pop("events", False))
+    scheduling = SimpleNamespace(async_scheduling=changes.pop("async_scheduling", False))
     return SimpleNamespace(
         kv_transfer_config=KVTransferConfig(**transfer | changes, kv_connector_extra_config=extra),
         model_config=SimpleNamespace(**model),
         load_config=SimpleNamespace(load_format=load_format),
         cache_config=SimpleNamespace(),
         kv_events_config=events,
+        scheduler_config=scheduling,
         parallel_config=SimpleNamespace(**parallel),
         compilation_config=SimpleNamespace(
             static_forward_context={families.attention(n): layer for n in range(4)}
@@ -416,8 +418,11 @@ def test_layer_by_layer_wants_graphs_in_pieces(tmp_path: Path) -> None:
     assert [wants({}), wants({"layerwise": False}), wants({"config_file": str(file)})] == [True, False, False]
 
 
-def test_asynchronous_loads_are_a_setting(tmp_path: Path) -> None:
-    scheduler, worker, _ = pair(tmp_path, extra={"load_asynchronously": True})
+@pytest.mark.parametrize("given", [{"extra": {"load_asynchronously": True}}, {"async_scheduling": True}])
+def test_asynchronous_loads_are_a_setting_and_a_must_where_steps_are_planned_ahead(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    scheduler, worker, _ = pair(tmp_path, **given)
     first = request(300)
     scheduler.get_num_new_matched_tokens(first, 0)
     run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))

@@ -46,7 +46,7 @@ def run_without_events(engine: Halves, plan: Any, layers: list[str]) -> set[int]
             engine.worker.after_layer(plan, name)
     engine.worker.end_step(plan)
     engine.worker.collect(plan)
-    broken = engine.worker.broken_pages()
+    broken = engine.worker.broken_pages(plan)
     engine.scheduler.take_output(engine.worker.report(), broken_pages=broken)
     return broken
 

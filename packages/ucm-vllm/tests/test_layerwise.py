@@ -397,7 +397,8 @@ def test_a_failed_window_block_fails_the_whole_request_and_shortens_the_next_ans
     reader.scheduler.allocated(asked, ([0, 7], [8, 9]), external_tokens=256)
     step = reader.receive("r")
     assert (step.failed, step.broken) == ({"r"}, set())
-    tokens, _ = reader.scheduler.matched_tokens(asked, 0)
+    tokens, _ = reader.matched_again(asked)
+    assert tokens is not None
     assert tokens < 256
 
 

@@ -321,7 +321,7 @@ def test_a_load_of_old_weights_that_is_under_way_has_failed(engines: Any) -> Non
     reader.scheduler.reset()
     step = reader.receive("r")
     assert (step.received, step.failed) == ({"r"}, {"r"})
-    assert reader.scheduler.matched_tokens(asked, 0) == (0, False)
+    assert reader.matched_again(asked) == (0, False)
 
 
 def test_where_the_change_itself_fails_nothing_is_found_any_more(
@@ -458,6 +458,6 @@ def test_a_failed_state_counts_as_failed_as_a_whole(engines: Any, tmp_path: Path
     before = counted_tokens()
     asked = begin_hybrid(reader)
     assert reader.receive("r").failed == {"r"}
-    assert reader.scheduler.matched_tokens(asked, 0) == (0, False)
+    assert reader.matched_again(asked) == (0, False)
     reader.scheduler.finished("r")
     assert (counted_tokens() - before).tolist() == [256, 256, 300]

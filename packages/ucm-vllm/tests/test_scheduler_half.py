@@ -200,18 +200,9 @@ def test_two_failed_loads_in_a_row_are_enough(hybrid: Engine) -> None:
     for _ in range(2):
         assert hybrid.half.matched_tokens(asked, 0) == (256, True)
         hybrid.half.allocated(asked, tables, external_tokens=256)
+        hybrid.tell(failed=(FailedLoad("r", "full", hybrid.step().loads[0].rows[0].keys[:0]),))
+        assert hybrid.half.matched_tokens(asked, 0) == (None, False), "others come first, once"
     assert hybrid.half.matched_tokens(asked, 0) == (0, False)
-
-
-def test_after_a_failed_load_others_come_first_once(hybrid: Engine) -> None:
-    stored_hybrid(hybrid)
-    asked = request(300)
-    hybrid.half.matched_tokens(asked, 0)
-    hybrid.half.allocated(asked, ([0, 11], [0, 12], [0, 13], [14, 15]), external_tokens=256)
-    load = hybrid.step().loads[0]
-    hybrid.tell(failed=tuple(FailedLoad("r", rows.row, rows.keys[:0]) for rows in load.rows))
-    assert hybrid.half.matched_tokens(asked, 0) == (None, False)
-    assert hybrid.half.matched_tokens(asked, 0) == (256, True)
 
 
 def test_a_load_that_came_is_not_held_against_the_request(hybrid: Engine) -> None:

@@ -154,7 +154,9 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         align = versions.alignment_tokens(vllm_config, kv_cache_config)
         view = rank_view(model.table, vllm_config, stage_layers=get_pp_indices, is_worker=is_worker)
         spec = engine_spec(view.table, groups, spec_kind=_spec_kind, engine_align_tokens=align)
-        spec = replace(spec, asynchronous=config.load_asynchronously, workers=view.workers)
+        # there the next step is planned before it is known that a load of this one failed
+        ahead = bool(vllm_config.scheduler_config.async_scheduling)
+        spec = replace(spec, asynchronous=config.load_asynchronously or ahead, workers=view.workers)
         return spec, EngineCache(model, config, share=view.share), view
 
     @property
