@@ -134,6 +134,7 @@ class SnapshotMachine(RuleBasedStateMachine):
 
     @invariant()
     def books_balance(self) -> None:
+        assert self.blocks._work.wait_idle(WAIT_S), "a ticket is done a moment before its slot is free"
         self.blocks.check_integrity()
         ring = self.blocks.statistics().ring
         assert ring is not None
