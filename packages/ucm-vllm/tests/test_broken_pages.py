@@ -48,6 +48,11 @@ def test_who_writes_it_in_pieces_reads_its_own(broken: BrokenPages) -> None:
     assert broken.pages == {11}
 
 
+def test_drafts_that_stay_are_right_and_those_that_do_not_are_written_again(broken: BrokenPages) -> None:
+    for begin, end in ((32, 40), (40, 44), (43, 47), (44, 48), (48, 52)):
+        assert broken.begin_step([use("loads", [7, 8, 9], begin, end)]) == {}
+
+
 def test_who_begins_it_anew_makes_the_rest_of_it_garbage(broken: BrokenPages) -> None:
     broken.begin_step([use("loads", [7, 8, 9], 32, 50)])
     broken.begin_step([use("shares", [7, 8, 11], 32, 40)])

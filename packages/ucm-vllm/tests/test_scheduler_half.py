@@ -408,13 +408,19 @@ def failed_load(engine: Engine, tables: tuple[list[int], ...]) -> Any:
 
 def test_after_a_failed_load_everything_is_saved_once_it_is_computed_again(dense: Engine) -> None:
     """C-37: nothing is saved before it is computed again, and the failed block is healed."""
-    tables = ([7, 8, 9, 10],)
-    asked = failed_load(dense, tables)
+    asked = failed_load(dense, tables := ([7, 8, 9, 10],))
     plan = dense.run((asked, 128, 256, tables))
     assert plan.failures_seen == 1
     assert saved(plan) == [(0, page, 64) for page in (8, 9, 9)]
     assert saved(dense.run((asked, 384, 116, tables))) == [(0, 10, 64)]
     assert dense.half.matched_tokens(request(500, "next"), 0) == (384, False)
+
+
+def test_drafts_that_stay_are_not_taken_for_garbage_of_a_failed_load(dense: Engine) -> None:
+    asked = failed_load(dense, ([7, 8, 9, 10],))
+    for begin, count, stays in ((128, 372, 1), (500, 4, 4), (504, 4, 0)):
+        assert not dense.run((asked, begin, count, ([7, 8, 9, 10],))).broken
+        asked.append_output_token_ids([5] * stays)
 
 
 def test_a_failed_key_is_not_promised_again_before_it_is_saved(dense: Engine) -> None:

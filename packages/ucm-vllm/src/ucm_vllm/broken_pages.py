@@ -16,7 +16,10 @@ from ucm_vllm.block_tables import NULL_PAGE
 
 @dataclass(frozen=True, slots=True)
 class PageUse:
-    """One request in one step: of its tokens it reads ``[0, begin)`` and writes ``[begin, end)``."""
+    """One request in one step: of its tokens it reads ``[0, begin)`` and writes ``[begin, end)``.
+
+    Drafted tokens are among those: what stays of them is read by the next step, the rest is written again.
+    """
 
     request_id: str
     tables: Sequence[Sequence[int]]

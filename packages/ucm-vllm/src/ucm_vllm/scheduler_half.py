@@ -197,13 +197,8 @@ class SchedulerHalf:
     def _uses_of(self, scheduled: Any) -> Iterator[PageUse]:
         block_state, computed = scheduled.kv_connector_block_state, _computed_tokens(scheduled)
         for request_id, count in scheduled.num_scheduled_tokens.items():
-            record, tables = self._records.get(request_id), block_state.get_block_ids(request_id)
-            if tables is None:
-                continue
-            end = computed[request_id] + count
-            if record is not None:
-                end = min(end, len(record.request.all_token_ids))  # what is drafted may not stay
-            yield PageUse(request_id, tables, computed[request_id], end)
+            if (tables := block_state.get_block_ids(request_id)) is not None:
+                yield PageUse(request_id, tables, computed[request_id], computed[request_id] + count)
 
     def _with_saves(self, plan: StepPlan, scheduled: Any) -> StepPlan:
         self._hold_saves(plan, scheduled)
@@ -430,7 +425,8 @@ class SchedulerHalf:
             record = self._records.get(use.request_id)
             if record is None or use.request_id in self._reread:
                 continue
-            rows = self._saver.blocks(cache, record, tables=use.tables, end_tokens=use.end_tokens)
+            end = min(use.end_tokens, len(record.request.all_token_ids))  # what is drafted may not stay
+            rows = self._saver.blocks(cache, record, tables=use.tables, end_tokens=end)
             if rows:
                 yield _save_plan(record, rows, job=f"{self._step}" if self._cache.config.layerwise else "")
         offered = scheduled.kv_connector_block_state.boundary_state_offloads
