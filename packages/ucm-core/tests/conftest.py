@@ -14,21 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
 
-TAKES_TURNS = {"crash": "stores", "store": "stores", "engine": "engines"}
-"""Of two processes that share the tests (pytest-xdist), one does all of such a group, one after the other."""
 SAID = "said"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="larger models and more deaths than CI has time for")
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.path.parent.name in TAKES_TURNS:
-                item.add_marker(pytest.mark.xdist_group(TAKES_TURNS[item.path.parent.name]))
 
 
 @pytest.fixture
