@@ -53,6 +53,12 @@ def test_drafts_that_stay_are_right_and_those_that_do_not_are_written_again(brok
         assert broken.begin_step([use("loads", [7, 8, 9], begin, end)]) == {}
 
 
+def test_who_writes_a_part_again_takes_nothing_of_what_is_right(broken: BrokenPages) -> None:
+    broken.begin_step([use("loads", [7, 8, 9], 32, 52)])
+    broken.begin_step([use("shares", [7, 8, 11], 42, 47)])
+    assert broken.begin_step([use("loads", [7, 8, 9], 52, 60)]) == {}
+
+
 def test_who_begins_it_anew_makes_the_rest_of_it_garbage(broken: BrokenPages) -> None:
     broken.begin_step([use("loads", [7, 8, 9], 32, 50)])
     broken.begin_step([use("shares", [7, 8, 11], 32, 40)])

@@ -10,10 +10,11 @@ import pytest
 pytest.importorskip("vllm")
 
 from engine_doubles import request
-from halves import Halves
+from halves import WAIT_S, Halves
 from test_layerwise import LAYERS, TABLES, plan_load, written
 
 from ucm_core.coordinator.attempts import Attempt
+from ucm_core.flow.pipeline import LayerPipeline
 from ucm_core.store.block import BlockStore
 
 
@@ -99,4 +100,20 @@ def test_what_may_not_have_been_computed_is_not_saved_and_its_blocks_come_back(e
     run_without_events(engine, plan_save(engine), LAYERS)
     assert engine.worker.open_saves == 0
     assert not engine.scheduler.finished("new")
+    assert engine.scheduler.matched_tokens(request(300, "again"), 0) == (0, False)
+
+
+def test_it_is_given_up_before_the_pipeline_could_publish_it(
+    engines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the engine's thread is after that, and quick the others are."""
+    engine, end_step = engines(), LayerPipeline.end_step
+
+    def end_and_drain(pipeline: LayerPipeline, **more: Any) -> Any:
+        report = end_step(pipeline, **more)
+        assert pipeline.drain(WAIT_S)
+        return report
+
+    monkeypatch.setattr(LayerPipeline, "end_step", end_and_drain)
+    run_without_events(engine, plan_save(engine), LAYERS)
     assert engine.scheduler.matched_tokens(request(300, "again"), 0) == (0, False)

@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 from vllm.v1.request import Request
 
 from ucm_vllm.metadata import FailedLoad
+from ucm_vllm.request_records import RequestRecord
 from ucm_vllm.spec_from_engine import engine_spec
 
 Counts = tuple[int, ...]
@@ -144,3 +145,12 @@ def test_more_than_was_asked_for_is_counted_as_a_fault_and_raises_nothing(
     dense.half.allocated(asked, PAGES, external_tokens=4096)
     dense.half.finished("r")
     assert grown() == NOTHING
+
+
+def test_who_was_taken_up_after_a_failed_load_does_not_stand_back_later() -> None:
+    """VLLM keeps the blocks before a failed one and does not ask for the rest of them."""
+    record = RequestRecord(request(300), None)
+    record.begin_load(asynchronous=True)
+    record.load_failed(frozenset({9}), page_tokens=128)
+    record.admit(0, [7, 8, 9])
+    assert not record.stand_back()

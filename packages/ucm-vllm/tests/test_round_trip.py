@@ -405,6 +405,22 @@ def test_weights_without_a_digest_cache_nothing(tmp_path: Path) -> None:
     cache.close()
 
 
+def test_whatever_keeps_a_cache_from_opening_is_counted(tmp_path: Path) -> None:
+    def fail(_: Path) -> str:
+        raise RuntimeError("nobody expected this")
+
+    def errors() -> float:
+        return REGISTRY.get_sample_value("ucm_errors_total", {"where": "open"}) or 0.0
+
+    before = errors()
+    cache = EngineCache(
+        model_of(families.DENSE), settings(tmp_path / "root"), digest=fail, start_wait_s=WAIT_S
+    )
+    assert cache.current is None
+    assert errors() == before + 1
+    cache.close()
+
+
 def test_a_cache_that_is_closed_while_it_opens_stays_closed(tmp_path: Path) -> None:
     known = threading.Event()
     cache = EngineCache(

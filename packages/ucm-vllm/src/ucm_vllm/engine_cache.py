@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ucm_core.cache import Cache
-from ucm_core.errors import ConfigError, IdentityError, StoreError, UcmError
+from ucm_core.errors import ConfigError, IdentityError, StoreError
 from ucm_core.opening import retention_policies
 from ucm_core.ops import metrics
 from ucm_core.ops.config import CacheConfig
@@ -125,15 +125,14 @@ class EngineCache:
         try:
             weights = self._digest(self._model.directory)
             cache = self._cache_of(replace(self._model.identity, weights=weights))
+            _introduce(cache)
+            self._replace(cache)
         except IdentityError as error:
             border.complaints.say(
                 "identity", f"the weights cannot be identified, so nothing is cached: {error}"
             )
-        except (UcmError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 (the border: nothing is cached, the engine goes on)
             border.failed("open", error)
-        else:
-            _introduce(cache)
-            self._replace(cache)
 
     def _cache_of(self, identity: ModelIdentity) -> Cache:
         return Cache.open(self.config, self._model.table, identity=identity, share=self._share)
