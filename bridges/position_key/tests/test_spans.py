@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ucm_core.errors import SpecError
@@ -14,6 +14,7 @@ spans = st.tuples(st.integers(0, 200), st.integers(0, 200)).map(lambda edges: Sp
 
 
 @given(spans, sizes)
+@example(Span(16, 80), 32)
 def test_a_block_ends_where_its_last_position_is(span, size):
     expected = [p // size for p in range(span.begin, span.end) if p % size == size - 1]
     assert list(blocks_ending_in(span, size)) == expected
@@ -27,12 +28,14 @@ def test_a_whole_block_has_every_position_inside(span, size):
 
 
 @given(spans, sizes)
+@example(Span(70, 80), 32)
 def test_the_tail_is_what_comes_after_the_last_block_end(span, size):
     ends = [p + 1 for p in range(span.begin, span.end) if p % size == size - 1]
     assert tail_of(span, size) == Span(max([span.begin, *ends]), span.end)
 
 
 @given(spans, sizes)
+@example(Span(20, 40), 16)
 def test_pieces_are_the_span_page_by_page(span, size):
     found = [(piece.page, p) for piece in pieces(span, size) for p in range(piece.begin, piece.end)]
     assert found == [divmod(p, size) for p in range(span.begin, span.end)]
