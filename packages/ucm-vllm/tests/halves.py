@@ -18,10 +18,10 @@ from families import TinyModel
 from vllm.v1.kv_cache_interface import MambaSpec, get_kv_cache_spec_kind
 from vllm.v1.request import Request
 
+from ucm_core.engine_cache import EngineCache
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.model import Model
-from ucm_vllm.engine_cache import EngineCache
 from ucm_vllm.layout_from_engine import Backend
 from ucm_vllm.metadata import StepPlan
 from ucm_vllm.scheduler_half import SchedulerHalf

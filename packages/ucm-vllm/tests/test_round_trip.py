@@ -17,9 +17,9 @@ from engine_doubles import request
 from halves import WAIT_S, WEIGHTS, Halves, model_of, settings
 from prometheus_client import REGISTRY
 
+from ucm_core.engine_cache import EngineCache
 from ucm_core.errors import ConfigError
 from ucm_core.ops.config import RowRetention
-from ucm_vllm.engine_cache import EngineCache
 
 
 def objects(root: Path, row: str = "*") -> list[Path]:
@@ -387,14 +387,14 @@ def test_a_cache_is_not_there_until_the_weights_are_known(tmp_path: Path) -> Non
 
 
 def test_an_open_cache_says_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="ucm_vllm"):
+    with caplog.at_level("INFO", logger="ucm_core"):
         cache = EngineCache(
             model_of(families.DENSE),
             settings(tmp_path / "root"),
             digest=lambda _: WEIGHTS,
             start_wait_s=WAIT_S,
         )
-    (line,) = [record.message for record in caplog.records if record.name.startswith("ucm_vllm")]
+    (line,) = [record.message for record in caplog.records if record.name.startswith("ucm_core.engine_cache")]
     assert f"cache {tmp_path / 'root'}, namespace {cache.identity.namespace}, rows full;" in line
     cache.close()
 

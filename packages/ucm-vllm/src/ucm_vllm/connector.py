@@ -29,11 +29,12 @@ from vllm.distributed.utils import get_pp_indices
 from vllm.v1.core.sched import output as engine_output
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
 
+from ucm_core.engine_cache import EngineCache, refuse_root
 from ucm_core.errors import ConfigError, IdentityError
+from ucm_core.ops import border
+from ucm_core.ops.border import guarded
 from ucm_core.ops.config import CacheConfig
-from ucm_vllm import border, process_counters, versions
-from ucm_vllm.border import guarded
-from ucm_vllm.engine_cache import EngineCache, refuse_root
+from ucm_vllm import process_counters, versions
 from ucm_vllm.identity_from_engine import engine_model
 from ucm_vllm.kv_events import StoredObject
 from ucm_vllm.layout_from_engine import Backend
@@ -112,7 +113,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        border.join_log("vllm")
+        border.join_log("vllm", adapter="ucm_vllm")
         versions.probe(vllm.__version__, base=engine_base, output=engine_output).require()
         transfer = self._kv_transfer_config
         _refuse_settings(vllm_config, transfer)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ucm_core.flow.copy import EngineBlocks
-from ucm_core.ops import metrics
+from ucm_core.ops import border, metrics
 from ucm_core.spec.layout import EngineLayout
 from ucm_core.spec.table import RowKind
 from ucm_core.spec.units import UnitMap
-from ucm_vllm import border
 from ucm_vllm.layout_from_engine import Backend, aliases, build_layouts
 from ucm_vllm.metadata import RowTransfer
 from ucm_vllm.spec_from_engine import EngineSpec, layer_number

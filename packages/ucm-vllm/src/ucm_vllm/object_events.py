@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ucm_core.cache import Cache
 from ucm_core.events import EventKind, EventStream
-from ucm_vllm import border
+from ucm_core.ops import border
 from ucm_vllm.metadata import Happened
 
 MEDIUM = "file"

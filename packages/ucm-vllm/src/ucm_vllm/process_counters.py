@@ -18,8 +18,7 @@ from typing import Any
 
 from prometheus_client import Counter, Histogram
 
-from ucm_core.ops import metrics
-from ucm_vllm import border
+from ucm_core.ops import border, metrics
 
 INTERVAL_S = 0.1
 """Shortest time between two readings: reading all counters takes some 100 us."""

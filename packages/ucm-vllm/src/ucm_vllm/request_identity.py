@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ucm_core.errors import UcmError
+from ucm_core.ops import border
 from ucm_core.spec.checkpoint import adapter_digest
 from ucm_core.spec.keys import LoraIdentity, MediaItem, RequestIdentity
-from ucm_vllm import border
 
 INLINE_ADAPTER_BYTES = 64 << 20
 """Adapters up to this size are digested while their first request waits (tens of milliseconds)."""

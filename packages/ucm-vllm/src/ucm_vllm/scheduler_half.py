@@ -21,13 +21,13 @@ from typing import Any
 from ucm_core.cache import Cache
 from ucm_core.coordinator.attempts import Attempt
 from ucm_core.coordinator.coordinator import Verdict
+from ucm_core.engine_cache import EngineCache
 from ucm_core.errors import ConfigError, IdentityError
+from ucm_core.ops import border
+from ucm_core.ops.border import guarded
 from ucm_core.spec.keys import PrefixChain
-from ucm_vllm import border
 from ucm_vllm.block_holds import BlockHolds
-from ucm_vllm.border import guarded
 from ucm_vllm.broken_pages import BrokenPages, PageUse
-from ucm_vllm.engine_cache import EngineCache
 from ucm_vllm.kv_events import KvEvents, StoredObject
 from ucm_vllm.metadata import Handshake, LoadPlan, RowTransfer, SavePlan, StepPlan, WorkerReport
 from ucm_vllm.request_identity import RequestIdentities

@@ -23,12 +23,12 @@ from dataclasses import replace
 from typing import Any
 
 from ucm_core.cache import Cache
+from ucm_core.engine_cache import EngineCache, Generation
 from ucm_core.flow.handles import ComputeEvent
 from ucm_core.flow.pipeline import LayerPipeline
 from ucm_core.flow.trace import Trace
-from ucm_vllm import border
+from ucm_core.ops import border
 from ucm_vllm.device_events import event_recorder
-from ucm_vllm.engine_cache import EngineCache, Generation
 from ucm_vllm.engine_memory import EngineMemory
 from ucm_vllm.layout_from_engine import Backend
 from ucm_vllm.metadata import Handshake, StepPlan, WorkerReport

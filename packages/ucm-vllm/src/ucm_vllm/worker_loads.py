@@ -16,7 +16,7 @@ from ucm_core.cache import Cache
 from ucm_core.flow.handles import UnitLoad
 from ucm_core.flow.pipeline import StepLoad
 from ucm_core.flow.ticket import ResultCode, Ticket
-from ucm_vllm import border
+from ucm_core.ops import border
 from ucm_vllm.block_tables import Mask
 from ucm_vllm.engine_memory import EngineMemory
 from ucm_vllm.metadata import FailedLoad, LoadPlan, RowTransfer, StepPlan

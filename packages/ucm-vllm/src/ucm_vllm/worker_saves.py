@@ -17,9 +17,9 @@ from ucm_core.coordinator.completions import Completions
 from ucm_core.flow.handles import UnitSave
 from ucm_core.flow.pipeline import StepSave
 from ucm_core.flow.ticket import ResultCode, Ticket
+from ucm_core.ops import border
 from ucm_core.spec.keys import Keys
 from ucm_core.spec.table import RowKind, SpecTable
-from ucm_vllm import border
 from ucm_vllm.engine_memory import EngineMemory
 from ucm_vllm.metadata import RowTransfer, SavePlan, StepPlan, job_name
 from ucm_vllm.worker_news import News

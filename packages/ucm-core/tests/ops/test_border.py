@@ -8,7 +8,9 @@ import logging
 import pytest
 from prometheus_client import REGISTRY
 
-from ucm_vllm.border import Complaints, guarded, join_log
+from ucm_core.ops.border import Complaints, guarded, join_log
+
+ADAPTER = "ucm_of_some_engine"
 
 
 def errors(where: str) -> float:
@@ -46,7 +48,7 @@ def test_an_interrupt_passes() -> None:
 def test_one_line_per_kind_and_interval(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     complaints = Complaints(interval_s=60, clock=lambda: now[0])
-    with caplog.at_level(logging.WARNING, logger="ucm_vllm"):
+    with caplog.at_level(logging.WARNING, logger="ucm_core"):
         said = [
             complaints.say("disk", "no space"),
             complaints.say("disk", "no space"),
@@ -63,7 +65,7 @@ def test_one_line_per_kind_and_interval(caplog: pytest.LogCaptureFixture) -> Non
 
 def loggers_not_set_up(monkeypatch: pytest.MonkeyPatch) -> list[logging.Logger]:
     """The packages' loggers as an engine finds them; for a test to call, the test runner sets them up."""
-    loggers = [logging.getLogger(name) for name in ("ucm_core", "ucm_vllm")]
+    loggers = [logging.getLogger(name) for name in ("ucm_core", ADAPTER)]
     for logger in loggers:
         for name, value in (("propagate", False), ("handlers", []), ("level", logging.NOTSET)):
             monkeypatch.setattr(logger, name, value)
@@ -77,9 +79,9 @@ def test_lines_go_where_the_engine_s_go(monkeypatch: pytest.MonkeyPatch) -> None
     engine.addHandler(logging.StreamHandler(written))
     loggers_not_set_up(monkeypatch)
     for _ in range(2):  # both halves may live in one process
-        join_log("test_engine")
+        join_log("test_engine", adapter=ADAPTER)
     logging.getLogger("ucm_core.store.root").info("a root")
-    logging.getLogger("ucm_vllm").debug("too small to tell")
+    logging.getLogger(ADAPTER).debug("too small to tell")
     assert written.getvalue() == "a root\n"
 
 
@@ -88,5 +90,5 @@ def test_loggers_that_were_set_up_stay_as_they_are(monkeypatch: pytest.MonkeyPat
     for logger in loggers:
         logger.addHandler(mine)
     logging.getLogger("test_engine").addHandler(logging.NullHandler())
-    join_log("test_engine")
+    join_log("test_engine", adapter=ADAPTER)
     assert [logger.handlers for logger in loggers] == [[mine], [mine]]

@@ -1,4 +1,4 @@
-"""One half's cache: opened once the weights are known; until then everything is a miss."""
+"""An adapter's cache: opened once the weights are known; until then everything is a miss."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from pathlib import Path
 from ucm_core.cache import Cache
 from ucm_core.errors import ConfigError, IdentityError, StoreError
 from ucm_core.opening import retention_policies
-from ucm_core.ops import metrics
+from ucm_core.ops import border, metrics
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.checkpoint import WeightDigester
 from ucm_core.spec.identity import ModelIdentity
 from ucm_core.spec.model import Model
 from ucm_core.spec.segments import Share
 from ucm_core.store.stack import plan_rows
-from ucm_vllm import border
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +99,7 @@ class EngineCache:
             return False
 
     def follow(self, namespace: str | None, generation: Generation) -> Cache | None:
-        """The cache of ``namespace``, opened anew if the other half moved on; None where that is not ours."""
+        """The cache of ``namespace``, opened anew if it moved on elsewhere; None where that is not ours."""
         cache = self.current
         if cache is None or namespace is None:
             return None
@@ -110,7 +109,7 @@ class EngineCache:
         if wanted.namespace != namespace:
             border.complaints.say(
                 "namespace",
-                f"namespace {namespace} (scheduler half) is not {wanted.namespace} (worker half): not cached",
+                f"namespace {namespace} (elsewhere) is not {wanted.namespace} (here): not cached",
             )
             return None
         return self._replace(self._cache_of(wanted))

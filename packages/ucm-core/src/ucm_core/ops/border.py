@@ -1,4 +1,4 @@
-"""The border to the engine's loop: whatever fails behind it is a miss, counted and logged, never raised.
+"""The border to an engine's loop: whatever fails behind it is a miss, counted and logged, never raised.
 
 What is logged goes where the engine's own lines go.
 """
@@ -19,13 +19,13 @@ R = TypeVar("R")
 
 LOG_INTERVAL_S = 60.0
 
-_log = logging.getLogger("ucm_vllm")
+_log = logging.getLogger(__name__)
 
 
-def join_log(engine: str) -> None:
-    """Let the packages' loggers write where the logger ``engine`` writes, unless they were set up already."""
+def join_log(engine: str, *, adapter: str) -> None:
+    """Let the core's and an adapter's loggers write where the logger ``engine`` does, unless set up."""
     theirs = logging.getLogger(engine)
-    for name in ("ucm_core", "ucm_vllm"):
+    for name in ("ucm_core", adapter):
         ours = logging.getLogger(name)
         if not ours.hasHandlers():
             ours.setLevel(theirs.getEffectiveLevel())
