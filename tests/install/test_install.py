@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ["ucm-core", "ucm-position-key", "ucm-vllm"]
+PACKAGES = ["ucm-core", "ucm-position-key", "ucm-vllm", "ucm-sglang"]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "torch"])
