@@ -150,9 +150,9 @@ def _timed(prompts: list[Prompt], draw: random.Random, *, aborts: bool) -> Itera
 def damage(root: Path, draw: random.Random) -> None:
     """Hurt about half of all objects under `root`: a byte flips, the file or its payload is not whole."""
     for path in objects.objects(root):
-        if draw.random() < 0.5:
-            continue
         data = bytearray(path.read_bytes())
+        if draw.random() < 0.5 or not data:  # an earlier wave may have left nothing of it
+            continue
         match draw.randrange(3):
             case 0:
                 data[draw.randrange(len(data))] ^= 0x10
