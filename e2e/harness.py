@@ -1,7 +1,7 @@
 """Start an engine as a process of its own and talk to it.
 
-`Engine` is the handle: a subprocess that runs `engine/vllm_runner.py` with the engine's interpreter, a log of
-its own, and a deadline on every answer. `Prompt` and `Answer` are what crosses.
+`Engine` is the handle: a subprocess that runs one of the runners in `engine/` with its engine's interpreter,
+a log of its own, and a deadline on every answer. `Prompt` and `Answer` are what crosses.
 """
 
 import contextlib
@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-RUNNER = Path(__file__).parent / "engine" / "vllm_runner.py"
+ENGINES = Path(__file__).parent / "engine"
+REPOSITORY = Path(__file__).parents[1]
 START_LIMIT_S = 480.0
 ANSWER_LIMIT_S = 300.0
 EXIT_LIMIT_S = 60.0
@@ -62,9 +63,11 @@ class Answer:
     cached_tokens: int
     """Prompt tokens not computed, from the engine's own prefix cache or from the connector."""
     external_tokens: int
-    """Prompt tokens that the connector served, for the whole call this prompt was part of."""
+    """Prompt tokens that UCM served; vLLM's for the whole call this prompt was part of."""
     first_token_s: float | None
     """Time from arrival to the first token."""
+    margins: tuple[float, ...] = ()
+    """How far the likeliest token of each step was ahead of the next, as a difference of logits."""
 
     @property
     def computed_tokens(self) -> int:
@@ -111,29 +114,50 @@ class Driven:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineKind:
+    """Which engine a process runs."""
+
+    runner: Path
+    variables: Mapping[str, str]
+    """Of its environment, beyond those of all."""
+    doubles: tuple[Path, ...] = ()
+    """Directories from which it imports first."""
+
+
+VLLM = EngineKind(
+    ENGINES / "vllm_runner.py",
+    {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"},
+)
+SGLANG = EngineKind(
+    ENGINES / "sglang_runner.py", {"SGLANG_USE_CPU_ENGINE": "1"}, doubles=(ENGINES / "sglang_doubles",)
+)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSetup:
     """How the processes of a story are started."""
 
     python: Path
-    """The interpreter of vLLM's environment."""
+    """The interpreter of the engine's environment."""
     directory: Path
     """Where log files go, and where the engine runs."""
     prelude: str = ""
     """Shell commands, run before the engine in a mount namespace of its own; empty: no namespace."""
     multiprocess: bool = False
     """Scheduler and workers in processes of their own, vLLM's default; else one process."""
+    kind: EngineKind = VLLM
 
 
 def engine_environment(setup: EngineSetup) -> dict[str, str]:
-    """The variables under which vLLM runs on a CPU, without a network and without traces elsewhere."""
+    """The variables under which an engine runs on a CPU, without a network and without traces elsewhere."""
     names = ("PATH", "LANG", "LD_LIBRARY_PATH", "TMPDIR")
     kept = {name: os.environ[name] for name in names if name in os.environ}
     home = str(setup.directory)
-    ours = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    ours |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    ours = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache", "HF_HUB_OFFLINE": "1"}
+    ours["PYTHONPATH"] = os.pathsep.join(map(str, (*setup.kind.doubles, REPOSITORY)))
     if not setup.multiprocess:
         ours["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    return kept | ours
+    return kept | ours | dict(setup.kind.variables)
 
 
 class Engine:
@@ -142,7 +166,7 @@ class Engine:
     def __init__(self, setup: EngineSetup, name: str) -> None:
         self.log = setup.directory / f"{name}.log"
         read_end, write_end = os.pipe()
-        command = [str(setup.python), str(RUNNER), str(write_end)]
+        command = [str(setup.python), str(setup.kind.runner), str(write_end)]
         if setup.prelude:
             command = ["unshare", "-m", "sh", "-ec", f'{setup.prelude}\nexec "$@"', "sh", *command]
         with self.log.open("wb") as log:
@@ -156,7 +180,7 @@ class Engine:
         self.pid: int | None = None
 
     def start(self, arguments: Mapping[str, Any]) -> Self:
-        """Build the engine with `arguments` of `vllm.LLM`; raises EngineFailed when it refuses."""
+        """Build the engine with `arguments` of its kind; raises EngineFailed when it refuses."""
         with contextlib.ExitStack() as undo:
             undo.callback(self.kill)
             if (error := self.refusal(arguments)) is not None:
@@ -245,6 +269,8 @@ class Engine:
         except subprocess.TimeoutExpired:
             self.kill()
             raise self._failure("close", f"did not end within {EXIT_LIMIT_S} s") from None
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)  # whatever it started and did not end
         self._release()
         if code != 0:
             raise self._failure("close", f"ended with {code}")
@@ -309,7 +335,8 @@ class Engine:
 
 
 def _answer(one: dict[str, Any]) -> Answer:
-    return Answer(**{**one, "tokens": tuple(one["tokens"]), "logprobs": tuple(one["logprobs"])})
+    rows = {name: tuple(one[name]) for name in ("tokens", "logprobs", "margins")}
+    return Answer(**{**one, **rows})
 
 
 def _blocks(found: list[tuple[str, int, str]]) -> Blocks:

@@ -83,9 +83,9 @@ class Runs:
         self.saved = cache(self._run_saving)
         self.resumed = cache(self._run_resuming)
 
-    def process(self, name: str, *, prelude: str = "", multiprocess: bool = False) -> Engine:
-        """A process with vLLM imported, without an engine yet."""
-        setup = replace(self.setup, prelude=prelude, multiprocess=multiprocess)
+    def process(self, name: str, setup: EngineSetup | None = None, **changed: Any) -> Engine:
+        """A process with vLLM imported, or what `setup` says, without an engine yet."""
+        setup = replace(setup or self.setup, **changed)
         return Engine(setup, f"{next(self._numbers):02d}-{name}")
 
     def engine(self, name: str, family: str, root: Path | None, **more: Any) -> Engine:

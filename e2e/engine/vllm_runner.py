@@ -1,9 +1,7 @@
-"""A vLLM engine as a process of its own: one JSON command a line on stdin, one JSON line back.
+"""A vLLM engine as a process of its own, commanded by the harness as `engine/commands.py` says.
 
-Run by the interpreter of vLLM's environment: `python vllm_runner.py ANSWER_DESCRIPTOR`. It imports vLLM and
-the standard library, nothing of this repository: vLLM itself loads the connector, as it does for users. The
-engine's own output goes to stdout and stderr, which the parent sends to a log file. The end of the input ends
-the process, as a script would end.
+Run by the interpreter of vLLM's environment. It imports vLLM, the standard library and that module: vLLM
+itself loads the connector, as it does for users.
 
 | command | fields | answer |
 | --- | --- | --- |
@@ -18,14 +16,10 @@ the process, as a script would end.
 """
 
 import hashlib
-import json
-import os
-import sys
 import time
-from collections.abc import Callable, Iterable
 from typing import Any
 
-Json = dict[str, Any]
+from e2e.engine.commands import Json, answer_commands, margin, refusal
 
 SETTLE_LIMIT_S = 20.0
 """How long what was served may hold blocks, and what is being written pins, after the last request."""
@@ -38,14 +32,13 @@ class Runner:
         self._llm: Any = None
 
     def start(self, command: Json) -> Json:
-        """Build the engine; a refusal is an answer, with every message of the exception chain."""
+        """Build the engine; a refusal is an answer."""
         from vllm import LLM
 
         try:
             self._llm = LLM(**command["arguments"])
         except Exception as error:  # noqa: BLE001  (an answer to the parent, whatever it is)
-            # The traceback holds the half-built engine alive; only its text may leave this frame.
-            return {"error": "\n".join(_chain(error))}
+            return refusal(error)
         return {"error": None}
 
     def generate(self, command: Json) -> Json:
@@ -266,12 +259,6 @@ def _digest(cache: Any, block: int) -> str:
     return digest.hexdigest()
 
 
-def _chain(error: BaseException | None) -> Iterable[str]:
-    while error is not None:
-        yield f"{type(error).__name__}: {error}"
-        error = error.__cause__ or error.__context__
-
-
 def _prompt(prompt: Json) -> Json:
     given: Json = {"prompt_token_ids": prompt["tokens"]}
     return given | ({"cache_salt": prompt["salt"]} if prompt.get("salt") is not None else {})
@@ -287,7 +274,7 @@ def _adapter(prompt: Json) -> Any:
 def _sampling(max_tokens: int, prompt: Json) -> Any:
     from vllm import SamplingParams
 
-    common: Json = {"temperature": 0, "ignore_eos": True, "detokenize": False, "logprobs": 1}
+    common: Json = {"temperature": 0, "ignore_eos": True, "detokenize": False, "logprobs": 2}
     return SamplingParams(max_tokens=max_tokens, allowed_token_ids=prompt.get("alphabet"), **common)
 
 
@@ -297,6 +284,7 @@ def _answer(output: Any) -> Json:
     return {
         "tokens": list(completion.token_ids),
         "logprobs": [step[token].logprob for step, token in steps],
+        "margins": [margin([one.logprob for one in step.values()]) for step in completion.logprobs],
         "prompt_tokens": len(output.prompt_token_ids),
         "cached_tokens": output.num_cached_tokens,
         "first_token_s": output.metrics.first_token_latency if output.metrics else None,
@@ -304,18 +292,10 @@ def _answer(output: Any) -> Json:
 
 
 def main() -> None:
-    """Answer commands until the input ends."""
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)
+    """Import vLLM and answer commands."""
     import vllm  # noqa: F401  (the long part of a start; the parent waits for the answer to it)
 
-    runner = Runner()
-    with os.fdopen(descriptor, "w", buffering=1) as answers:
-        answers.write(json.dumps({"pid": os.getpid()}) + "\n")
-        for line in sys.stdin:
-            command = json.loads(line)
-            handler: Callable[[Json], Json] = getattr(runner, command.pop("command"))
-            answers.write(json.dumps(handler(command)) + "\n")
+    answer_commands(Runner())
 
 
 if __name__ == "__main__":  # vLLM's spawned processes import this file again
