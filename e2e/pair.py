@@ -11,9 +11,6 @@ from e2e.models import MAX_TOKENS, tokens
 from e2e.runs import Runs, serve_apart
 from e2e.sglang_arguments import PAGE_TOKENS, engine_arguments
 
-MORE = tokens(60, seed=7)
-"""What the next turn of a prompt has after the answer."""
-
 
 @dataclass(frozen=True, slots=True)
 class Shared:
@@ -63,12 +60,9 @@ class Alone:
     """An engine without UCM: every prompt with its own caches empty, but for the last."""
 
     first: tuple[Answer, ...]
-    longer: tuple[Answer, ...]
     other: tuple[Answer, ...]
     again: Answer
     """The other prompt once more, from the engine's own cache as far as it has one."""
-    longer_prompts: tuple[Prompt, ...]
-    """The next turn of each first prompt: the prompt, its answer, and some tokens more."""
 
 
 class Pair:
@@ -99,13 +93,8 @@ class Pair:
 
 
 def _serve_alone(engine: Engine, shared: Shared) -> Alone:
-    first = serve_apart(engine, shared.first)
-    turns = zip(shared.first, first, strict=True)
-    longer = tuple(Prompt(prompt.tokens + answer.tokens + MORE) for prompt, answer in turns)
     return Alone(
-        first,
-        longer=serve_apart(engine, longer),
+        first=serve_apart(engine, shared.first),
         other=serve_apart(engine, shared.other),
         again=engine.generate(shared.other, max_tokens=MAX_TOKENS)[0],
-        longer_prompts=longer,
     )
