@@ -132,6 +132,15 @@ class Cache:
         return self.identity.namespace if self.identity.known else None
 
     @property
+    def space(self) -> Space:
+        """Stores, keys and books of one moment, for calls that need all of them of one generation.
+
+        The weights may change meanwhile: what is loaded from it then fails, and what is saved to it nobody
+        finds. ClosedError after `close`.
+        """
+        return self._spaces.opened()
+
+    @property
     def stores(self) -> Mapping[str, ObjectStore]:
         """The store of each cached row, valid until `weights_changed`."""
         return self._spaces.current.stores

@@ -198,6 +198,18 @@ class Coordinator:
         """
         self._shelf(row_name).failed(keys, moment=moment)
 
+    def held(self, row_name: str, keys: Keys) -> Mask:
+        """Return which of ``keys`` (``uint8[n, 32]``) of a row are there and not suspects, ``bool[n]``.
+
+        For adapters that see keys and no tokens; any thread. Nothing is there of a store that fails.
+        """
+        return self._shelf(row_name).lookup(keys)
+
+    @property
+    def moment(self) -> int:
+        """Counts the saves that are known: to be asked before a load, for `failed` (`Verdict.moment`)."""
+        return self._moment
+
     def saved(self, row_name: str, keys: Keys) -> None:
         """Note that ``keys`` of a row were stored: suspects are cleared, states enter the directory."""
         shelf = self._shelf(row_name)
