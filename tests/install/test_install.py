@@ -48,6 +48,11 @@ def test_the_wheel_holds_the_licence(package: str) -> None:
     assert licence.read_text() == (ROOT / "LICENSE").read_text()
 
 
+def test_sglang_would_find_its_plugin() -> None:
+    (found,) = importlib.metadata.entry_points(group="sglang.srt.plugins", name="ucm")
+    assert found.load().__module__ == "ucm_sglang.weight_updates"
+
+
 def test_the_example_of_the_readme_runs() -> None:
     result = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
     assert result.attempted > 0

@@ -11,7 +11,7 @@ import pytest
 
 from ucm_core.errors import IdentityError, SpecError
 from ucm_core.ops.config import CacheConfig
-from ucm_core.spec.model import Model
+from ucm_core.spec.model import Model, Resolved, read_model
 from ucm_vllm.identity_from_engine import engine_model
 
 CONFIG = {
@@ -63,6 +63,13 @@ def test_the_path_and_spelling_of_a_checkpoint_do_not_matter(tmp_path: Path) -> 
     second = identify(engine(checkpoint(tmp_path / "b", rope_theta=10000, eos_token_id=7)))
     assert first.identity == second.identity
     assert first.table.digest == second.table.digest
+
+
+def test_it_is_what_every_engine_finds_of_the_checkpoint(tmp_path: Path) -> None:
+    """ucm_sglang is held to the same by its own tests, with a real SGLang."""
+    found, dtype = identify(engine(checkpoint(tmp_path))), "bfloat16"
+    expected = read_model(tmp_path, Resolved(compute_dtype=dtype, kv_dtype=dtype, max_model_len=2048))
+    assert (found.identity, found.table) == (expected.identity, expected.table)
 
 
 @pytest.mark.parametrize(
