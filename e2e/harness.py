@@ -225,6 +225,11 @@ class Engine:
         if not self._ask("forget", connector=connector)["done"]:
             raise EngineFailed("the engine did not empty its prefix cache")
 
+    def abort(self, prompt: Prompt, *, after_s: float, max_tokens: int = 8) -> tuple[int, ...]:
+        """Serve `prompt` and abort it so long after it was sent; the tokens of its answer until then."""
+        reply = self._ask("abort", prompt=asdict(prompt), max_tokens=max_tokens, after_s=after_s)
+        return tuple(reply["tokens"])
+
     def observe(self, prompt: Prompt, *, max_tokens: int = 8) -> tuple[Answer, Blocks]:
         """Serve `prompt`, and look at every engine block full of its tokens once its prefill is done."""
         reply = self._ask("observe", prompt=asdict(prompt), max_tokens=max_tokens)
@@ -244,6 +249,12 @@ class Engine:
         """The sum of the `name` samples whose labels include `labels`."""
         samples: list[tuple[str, dict[str, str], float]] = self._ask("counters")["counters"]
         return sum(value for found, its, value in samples if found == name and labels.items() <= its.items())
+
+    def watch(self, seconds: float) -> None:
+        """Wait for the engine's end for so long; raises EngineFailed if it comes."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+            raise self._failure("watch", f"ended with {self._process.returncode}")
 
     def log_text(self) -> str:
         """All that the engine printed so far."""

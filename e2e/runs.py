@@ -105,7 +105,11 @@ class Runs:
 
     def root_copy(self, family: str, name: str) -> Path:
         """A copy of the root that the saving run of `family` left."""
-        return Path(shutil.copytree(self.saved(family).root, self.empty_root(f"{family}-{name}")))
+        return self.copy(self.saved(family).root, f"{family}-{name}")
+
+    def copy(self, root: Path, name: str) -> Path:
+        """A copy of `root`."""
+        return Path(shutil.copytree(root, self.empty_root(name)))
 
     def prompts(self, family: str) -> Prompts:
         """The prompts for `family`."""

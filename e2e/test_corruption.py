@@ -20,10 +20,6 @@ def flip_byte(path: Path, place: int) -> None:
     path.write_bytes(data)
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1000])
-
-
 def swap(one: Path, other: Path) -> None:
     first, second = one.read_bytes(), other.read_bytes()
     one.write_bytes(second)
@@ -34,7 +30,7 @@ def damage(files: Iterable[Path]) -> None:
     """Damage every file: the first two are swapped, the third is cut short, one byte flips in each other."""
     one, other, third, *rest = files
     swap(one, other)
-    truncate(third)
+    objects.cut_short(third)
     for number, path in enumerate(rest):
         flip_byte(path, FLIPS[number % len(FLIPS)])
 

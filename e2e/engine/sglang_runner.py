@@ -10,6 +10,7 @@ processes; the end of the input ends them too.
 | generate | prompts, max_tokens | one `answer` per prompt, served one after the other |
 | together | prompts, max_tokens | the same, served in one batch |
 | forget | | the engine's own caches, on the device and on the host, are emptied |
+| abort | prompt, max_tokens, after_s | tokens of its answer; aborted so long after it was sent |
 """
 
 import asyncio
@@ -55,6 +56,14 @@ class Runner:
             pass  # a round trip to the scheduler is the pause between two tries
         return {"done": done}
 
+    def abort(self, command: Json) -> Json:
+        """Serve a prompt and abort it `after_s` seconds later, wherever it is by then."""
+        manager = self._engine.tokenizer_manager
+        self._engine.loop.call_later(command["after_s"], manager.abort_request, "aborted")
+        stream = self._stream(command["prompt"], command["max_tokens"], name="aborted")
+        output, _ = self._wait(stream)
+        return {"tokens": list(output["output_ids"])}
+
     def close(self) -> None:
         """End the engine's processes."""
         if self._engine is not None:
@@ -67,16 +76,23 @@ class Runner:
         return await asyncio.gather(*(self._serve(prompt, max_tokens) for prompt in prompts))
 
     async def _serve(self, prompt: Json, max_tokens: int) -> Json:
+        output, first_token_s = await self._stream(prompt, max_tokens)
+        return _answer(output) | {"first_token_s": first_token_s}
+
+    async def _stream(
+        self, prompt: Json, max_tokens: int, *, name: str | None = None
+    ) -> tuple[Json, float | None]:
+        """All of an output, and when its first part came."""
         sampling = {"temperature": 0, "max_new_tokens": max_tokens, "ignore_eos": True}
         begin = time.monotonic()
         stream = await self._engine.async_generate(
             input_ids=prompt["tokens"], sampling_params=sampling, cache_salt=prompt.get("salt"),
-            return_logprob=True, top_logprobs_num=2, stream=True,
+            return_logprob=True, top_logprobs_num=2, stream=True, rid=name,
         )  # fmt: skip
         first_token_s, output = None, {}
         async for so_far in stream:
             first_token_s, output = first_token_s or time.monotonic() - begin, so_far
-        return _answer(output) | {"first_token_s": first_token_s}
+        return output, first_token_s
 
 
 def _answer(output: Json) -> Json:
