@@ -68,6 +68,23 @@ def test_saved_again_it_is_there_again(world, damage):
     assert world.load(KV, P4, range(20, 24)) == [True] * 4
 
 
+class TargetDouble:
+    """Memory to which nothing can be copied."""
+
+    def scatter(self, index, address, *, span=None):
+        raise OSError("no such memory")
+
+
+def test_what_did_not_load_is_there_and_promised_no_more(world):
+    """The files are whole and stay: only that the load failed says so."""
+    store = StoreDouble.before(world, "full")
+    load = store._store.load
+    store.load = lambda keys, target, **more: load(keys, TargetDouble(), **more)
+    assert world.load(KV, P4, range(10, 14)) == [False] * 4
+    assert len(world.files("full")) == 4
+    assert world.leading(P4) == 0
+
+
 def test_a_state_that_is_lost_takes_its_length_with_it(root):
     world = World(root, HYBRID, ring_bytes=0)
     for pool, hashes in ((SWA, P4), (MAMBA, [P4[1], P4[3]]), (KV, P4)):
@@ -171,6 +188,8 @@ def test_nothing_of_an_unflushed_engine_is_saved_under_new_weights(root):
     assert world.save(KV, P4, range(4)) == [False] * 4
     world.backend.weights_changed(flushed=True)
     assert world.leading(P4) == 0
+    assert world.save(KV, P4, range(4)) == [True] * 4
+    assert world.leading(P4) == 4
     world.backend.close()
 
 

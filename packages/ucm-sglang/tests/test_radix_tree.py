@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sglang")
 import_doubles.install()
 sys.path.insert(0, str(Path(__file__).parents[3] / "e2e" / "engine" / "sglang_doubles"))
-ucm_sglang_doubles = pytest.importorskip("ucm_sglang_doubles")
+import ucm_sglang_doubles  # noqa: E402 (of the stories; found once its folder is on the path)
 
 ucm_sglang_doubles.install()
 case = ModuleType("sglang.test.test_utils")  # the real one imports data sets

@@ -61,6 +61,11 @@ class Move:
             if bad.any():
                 yield row, keys[bad]
 
+    def stored(self) -> Iterator[tuple[str, Keys]]:
+        """Per row the keys whose bytes this save brought."""
+        for row, (keys, ticket) in self._rows.items():
+            yield row, keys[ticket.stored]
+
     def __enter__(self) -> Self:
         return self
 

@@ -24,7 +24,6 @@ from ucm_core.coordinator.presence import Mask
 from ucm_core.engine_cache import EngineCache
 from ucm_core.errors import LayoutError
 from ucm_core.flow.copy import EngineBlocks
-from ucm_core.flow.ticket import Ticket
 from ucm_core.ops import border
 from ucm_core.spaces import Space
 from ucm_core.spec.keys import Keys, following
@@ -201,9 +200,10 @@ class PageBackend:
                 keys, source = view.keys(row, pages.hashes), view.blocks(row, pages)
                 parents = self._parents(view, row, pages, keys=keys)
                 ticket = view.space.stores[row].save(keys, source, parents=parents)
-                ticket.add_done_callback(partial(_note_saved, view.space.coordinator, row, keys))
                 move.begin(row, keys, ticket=ticket)
             move.wait()
+        for row, keys in move.stored():  # before anybody hears that it was kept, and asks for it
+            view.space.coordinator.saved(row, keys)
         if durably and self._cache.config.disk_bytes != 0:  # else there is no medium to wait for
             return move.on_medium()
         return move.kept()
@@ -294,7 +294,3 @@ def _held_head(ask: Callable[[Keys], Mask], keys: Keys) -> Mask:
             break
         begin, size = end, size * _GROWTH
     return found
-
-
-def _note_saved(coordinator: Coordinator, row: str, keys: Keys, ticket: Ticket) -> None:
-    coordinator.saved(row, keys[ticket.stored])
