@@ -134,6 +134,8 @@ def test_weights_that_change_after_the_lookup_leave_nothing_to_load(world):
     world.backend.weights_changed(flushed=True)
     assert world.load(KV, P4, range(10, 14)) == [False] * 4
     assert world.memory.holds(KV, P4, range(10, 14)) == [False] * 4
+    assert world.save(KV, P4, range(4)) == [True] * 4
+    assert world.leading(P4) == 4
 
 
 @pytest.mark.parametrize("flushed", [True, False])
