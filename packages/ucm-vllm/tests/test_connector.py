@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
-import pickle
 import subprocess
 import sys
 import threading
@@ -19,10 +17,9 @@ import pytest
 pytest.importorskip("vllm")
 
 import families
+from connectors import engine, finish, groups, pair, run_step
 from engine_doubles import request, scheduler_output
 from halves import PAGES, WAIT_S, memory
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -31,7 +28,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 
 from ucm_core.errors import ConfigError, IdentityError, LayoutError
@@ -39,105 +35,7 @@ from ucm_core.flow.ticket import ResultCode
 from ucm_core.store.files import FileTier
 from ucm_core.store.tiers import log
 from ucm_core.store.writing import Writer
-from ucm_vllm import process_counters
 from ucm_vllm.connector import UCMConnector
-
-PARALLEL = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "rank": 0}
-
-
-def checkpoint(directory: Path) -> Path:
-    """Configuration and weights of the tiny dense model; the weights are only ever read as bytes."""
-    directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(families.DENSE.config))
-    (directory / "model.safetensors").write_bytes(b"the weights")
-    return directory
-
-
-def engine(directory: Path, **changes: Any) -> Any:
-    """A double of VllmConfig with a real KVTransferConfig; layers are found where vLLM keeps them."""
-    extra = {"root": str(directory / "root"), "ring_bytes": "32MiB"} | changes.pop("extra", {})
-    backend = SimpleNamespace(get_name=lambda: "CPU_ATTN")
-    layer = SimpleNamespace(attn_backend=backend, isa=changes.pop("isa", "vec"))
-    transfer = {"kv_connector": "UCMConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
-    model = {
-        "model": str(checkpoint(directory)),
-        "hf_overrides": {},
-        "hf_config_path": None,
-        "quantization": None,
-    }
-    model |= {"dtype": "torch.bfloat16", "max_model_len": 2048, "revision": None} | changes.pop("model", {})
-    parallel = PARALLEL | changes.pop("parallel", {})
-    load_format = changes.pop("load_format", "auto")
-    events = SimpleNamespace(enable_kv_cache_events=changes.pop("events", False))
-    scheduling = SimpleNamespace(async_scheduling=changes.pop("async_scheduling", False))
-    return SimpleNamespace(
-        kv_transfer_config=KVTransferConfig(**transfer | changes, kv_connector_extra_config=extra),
-        model_config=SimpleNamespace(**model),
-        load_config=SimpleNamespace(load_format=load_format),
-        cache_config=SimpleNamespace(),
-        kv_events_config=events,
-        scheduler_config=scheduling,
-        parallel_config=SimpleNamespace(**parallel),
-        compilation_config=SimpleNamespace(
-            static_forward_context={families.attention(n): layer for n in range(4)}
-        ),
-    )
-
-
-def groups(model: families.TinyModel = families.DENSE) -> KVCacheConfig:
-    return KVCacheConfig(
-        num_blocks=PAGES,
-        kv_cache_tensors=[],
-        kv_cache_groups=list(model.groups),
-        cache_hit_alignment_tokens=128,
-    )
-
-
-def pair(directory: Path, fill: str = "random", **changes: Any) -> tuple[UCMConnector, UCMConnector, Any]:
-    """(scheduler's, worker's, memory), made in vLLM's order and introduced to each other."""
-    config = engine(directory, **changes)
-    worker = UCMConnector(config, KVConnectorRole.WORKER, groups())
-    tensors = memory(families.DENSE, fill)
-    worker.register_kv_caches(tensors)
-    scheduler = UCMConnector(config, KVConnectorRole.SCHEDULER, groups())
-    scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): worker.get_handshake_metadata()})
-    return scheduler, worker, tensors
-
-
-def run_step(scheduler: UCMConnector, worker: UCMConnector, output: Any) -> KVConnectorOutput:
-    """One step in the order of vLLM's V1 runner, metadata pickled as between processes."""
-    meta = pickle.loads(pickle.dumps(scheduler.build_connector_meta(output)))
-    worker.handle_preemptions(meta)
-    worker.bind_connector_metadata(meta)
-    worker.start_load_kv(None)
-    for number in range(4):
-        worker.wait_for_layer_load(families.attention(number))
-        worker.save_kv_layer(families.attention(number), None, None)
-    worker.wait_for_save()
-    results = worker.get_transfer_results(set())
-    done = KVConnectorOutput(
-        finished_sending=results.finished_sending,
-        finished_recving=results.finished_recving,
-        failed_recving=results.failed_recving,
-        invalid_block_ids=worker.get_block_ids_with_load_errors(),
-        kv_connector_worker_meta=pickle.loads(pickle.dumps(worker.build_connector_worker_meta())),
-    )
-    worker.clear_connector_metadata()
-    scheduler.update_connector_output(done)
-    return done
-
-
-def finish(scheduler: UCMConnector, worker: UCMConnector, ended: Any) -> None:
-    """End a request; when this returns its blocks are vLLM's again, told once."""
-    waits, parameters = scheduler.request_finished_all_groups(ended, ([],))
-    assert parameters is None
-    sent: list[str] = []
-    while waits and not sent:
-        assert scheduler.has_pending_block_frees()
-        sent += run_step(scheduler, worker, scheduler_output([], {})).finished_sending or ()
-    assert sent == ([ended.request_id] if waits else [])
-    assert not scheduler.has_pending_block_frees()
-    assert run_step(scheduler, worker, scheduler_output([], {})).finished_sending == set()
 
 
 class Blocks:
@@ -430,31 +328,6 @@ def test_asynchronous_loads_are_a_setting_and_a_must_where_steps_are_planned_ahe
     assert scheduler.get_num_new_matched_tokens(request(300, "again"), 0) == (256, True)
     for half in (scheduler, worker):
         half.shutdown()
-
-
-def test_what_is_counted_reaches_vllm_s_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_counters, "feed", process_counters.CounterFeed(interval_s=0))
-    scheduler, worker, _ = pair(tmp_path)
-    worker.get_kv_connector_stats()
-    first = request(300)
-    scheduler.get_num_new_matched_tokens(first, 0)
-    run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
-    stats = worker.get_kv_connector_stats()
-    assert stats is not None
-    again = UCMConnector.build_kv_connector_stats(json.loads(json.dumps(stats.to_dict())))
-    assert again.aggregate(UCMConnector.build_kv_connector_stats()).reduce()["ucm_units_saved_total"] == 4
-    again.reset()
-    assert again.is_empty()
-    for half in (scheduler, worker):
-        half.shutdown()
-
-
-def test_statistics_of_other_processes_are_added_to_the_counters_of_this_one(tmp_path: Path) -> None:
-    types = {kind: kind for kind in (Gauge, Counter, Histogram)}
-    shown = UCMConnector.build_prom_metrics(engine(tmp_path), types, ["engine"], {0: ["0"]})
-    before = REGISTRY.get_sample_value("ucm_requests_total") or 0.0
-    shown.observe({"another": {json.dumps(["ucm_requests_total", {}]): 7.0}}, engine_idx=0)
-    assert REGISTRY.get_sample_value("ucm_requests_total") == before + 7
 
 
 def test_vllm_knows_the_class_by_name() -> None:

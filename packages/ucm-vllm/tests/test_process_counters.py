@@ -56,6 +56,15 @@ def test_it_is_not_read_more_often_than_the_interval() -> None:
     assert grown(feed.take())[key("ucm_requests_total")] == 1
 
 
+def test_the_last_reading_does_not_wait_for_the_interval() -> None:
+    feed = CounterFeed(interval_s=1.0, clock=Clock())
+    feed.take()
+    metrics.REQUESTS.inc()
+    assert grown(feed.take(is_last=True))[key("ucm_requests_total")] == 1
+    metrics.REQUESTS.inc()
+    assert feed.take() == {}
+
+
 def test_a_time_is_told_by_buckets_and_its_sum() -> None:
     feed = CounterFeed(interval_s=0)
     feed.take()

@@ -271,7 +271,9 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     @guarded("get_kv_connector_stats", lambda: None)
     def get_kv_connector_stats(self) -> UCMStats | None:
         """What this process counted since one of its halves was asked."""
-        gains = process_counters.feed.take()
+        # vLLM asks after a step only: what it counted up to its last one would wait for the next request
+        is_idle = self._scheduler is not None and not self._scheduler.request_count
+        gains = process_counters.feed.take(is_last=is_idle)
         return UCMStats(data=gains) if gains else None
 
     @guarded("reset_cache", lambda: False)
