@@ -13,6 +13,7 @@ import pytest
 
 from ucm_core.errors import ConfigError, IdentityError
 from ucm_core.spec.model import Model, Resolved, read_model
+from ucm_core.testing.identities import Computation, IdentityTests
 from ucm_position_key import KeyView
 from ucm_sglang.identity_from_engine import (
     READ,
@@ -66,6 +67,15 @@ def plain(path: Path, **resolved: Any) -> Model:
     """What every engine must find of the checkpoint; ucm_vllm is held to the same by its own tests."""
     kinds = {"compute_dtype": "bfloat16", "kv_dtype": "bfloat16", "max_model_len": 2048}
     return read_model(path, Resolved(**(kinds | resolved)))
+
+
+class TestComputations(IdentityTests):
+    config = CONFIG
+
+    def identify(self, computation: Computation, directory: Path) -> Model:
+        page_tokens = computation.grain_tokens
+        arguments = server_args(directory, dtype=computation.dtype, page_size=page_tokens)
+        return identify(arguments, page_tokens)
 
 
 def test_a_resolved_engine_has_the_identity_that_every_engine_finds(tmp_path: Path) -> None:

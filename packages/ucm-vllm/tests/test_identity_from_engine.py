@@ -12,6 +12,7 @@ import pytest
 from ucm_core.errors import IdentityError, SpecError
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.model import Model, Resolved, read_model
+from ucm_core.testing.identities import Computation, IdentityTests
 from ucm_vllm.identity_from_engine import engine_model
 
 CONFIG = {
@@ -56,6 +57,15 @@ def group(dtype: str = "torch.bfloat16") -> Any:
 
 def identify(vllm_config: Any, groups: list[Any] | None = None, **settings: Any) -> Model:
     return engine_model(vllm_config, groups or [group()], config=CacheConfig(**settings))
+
+
+class TestComputations(IdentityTests):
+    config = CONFIG
+
+    def identify(self, computation: Computation, directory: Path) -> Model:
+        dtype = f"torch.{computation.dtype}"
+        running = engine(directory, model={"dtype": dtype})
+        return identify(running, [group(dtype)], grain_tokens=computation.grain_tokens)
 
 
 def test_the_path_and_spelling_of_a_checkpoint_do_not_matter(tmp_path: Path) -> None:
