@@ -1,4 +1,8 @@
-"""Makes the helpers of this folder importable; property tests have no deadline: machines are shared."""
+"""Makes the helpers of this folder importable; says how property tests run.
+
+Without a deadline, for machines are shared, and each with the same examples in every run until its code
+changes. ``--hypothesis-profile=drawn`` draws new ones.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))
-settings.register_profile("shared", deadline=None)
+settings.register_profile("drawn", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("shared", settings.get_profile("drawn"), derandomize=True)
 settings.load_profile("shared")
 
 SAID = "said"

@@ -92,7 +92,7 @@ def healed(root: Path) -> bool:
     return served(root) == 3 * GRAIN
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(contents, st.integers(0, 2), st.booleans())
 def test_any_object_is_whole_or_a_miss(root: Path, content: bytes, index: int, padded: bool) -> None:
     """``padded``: to an object's size, so that it is opened and its header read."""
@@ -104,7 +104,7 @@ def test_any_object_is_whole_or_a_miss(root: Path, content: bytes, index: int, p
     assert healed(root)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(["usage", "manifest", "writer", "stranger"]), contents)
 def test_counters_and_manifests_may_hold_anything(root: Path, door: str, content: bytes) -> None:
     """What was stored is served; a counter that claims too much may only refuse new objects."""
@@ -120,7 +120,7 @@ def test_counters_and_manifests_may_hold_anything(root: Path, door: str, content
     assert served(root) == 3 * GRAIN
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(contents)
 def test_a_generation_may_hold_anything_and_then_nothing_old_is_found(root: Path, content: bytes) -> None:
     fill(root)

@@ -103,7 +103,7 @@ def digester(model: Path, tmp_path: Path) -> WeightDigester:
     return digester
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(content=st.one_of(st.binary(max_size=200), JSON_TREE.map(lambda tree: repr(tree).encode())))
 def test_a_kept_digest_is_right_or_made_anew(digester: WeightDigester, model: Path, content: bytes) -> None:
     expected, hashed = digester.digest(model), digester.files_hashed

@@ -418,7 +418,9 @@ def test_three_threads_at_once_never_get_bytes_of_another_page(dense):
         stop.set()
 
     def read():
-        while not stop.is_set():
+        last = False
+        while not last:
+            last = stop.is_set()  # a whole round after the last page was backed up
             for turn in range(10):
                 hashes = hashes_of(4, seed=turn)
                 came = dense.get(hashes, range(30, 34))

@@ -6,6 +6,7 @@ the hooks in vLLM's order.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from ucm_vllm.worker_half import WorkerHalf
 
 PAGES = 24
 WEIGHTS = "ab" * 32
-WAIT_S = 30.0
+WAIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +161,10 @@ class Halves:
 
     def step_until(self, seen: Callable[[Step], bool]) -> Step:
         """Empty steps until one shows what is looked for."""
-        for _ in range(10_000):
-            step = self.step()
-            if seen(step):
-                return step
-        raise AssertionError("it was never seen")
+        deadline = time.monotonic() + WAIT_S
+        while not seen(step := self.step()):
+            assert time.monotonic() < deadline, "it was never seen"
+        return step
 
     def write_prompt(self, asked: Request, tables: Tables, **more: Any) -> None:
         """Compute (the memory is filled already) and save a whole prompt; its files are down afterwards."""

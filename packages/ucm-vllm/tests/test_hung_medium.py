@@ -43,6 +43,16 @@ class HungReads:
 
         monkeypatch.setattr(FileTier, "read", read)
 
+    def hang_before(self, whose: Any, name: str) -> None:
+        """Let a call of `whose` begin when a read hangs."""
+        real = getattr(whose, name)
+
+        def call(*arguments: Any) -> Any:
+            assert self.reached.wait(WAIT_S)
+            return real(*arguments)
+
+        setattr(whose, name, call)
+
 
 @pytest.fixture
 def medium(monkeypatch: pytest.MonkeyPatch) -> Iterator[HungReads]:
@@ -71,10 +81,11 @@ def test_a_step_that_waits_for_a_hung_read_fails_and_its_memory_is_free(
     engines: Any, medium: HungReads, layerwise: bool
 ) -> None:
     engine, asked = reader(engines, medium, layerwise=layerwise), request(300)
+    medium.hang_before(engine.worker._loads, "wait_whole")
+    medium.hang_before(engine.worker._pipeline, "before_layer")
     assert engine.scheduler.matched_tokens(asked, 0) == (256, False)
     engine.scheduler.allocated(asked, TABLES, external_tokens=256)
     step = engine.step((asked, 256, 44, TABLES))
-    assert medium.reached.is_set()
     assert step.broken >= {7, 8}
     medium.go.set()
     engine.worker_cache.current.stores["full"].close()

@@ -19,7 +19,7 @@ from slow_saves import SlowSave
 from ucm_core.store.block import BlockStore
 
 STEPS = 120
-WAIT_S = 30.0
+WAIT_S = 300.0
 
 
 @pytest.fixture

@@ -287,18 +287,18 @@ class TestAnswersOnTheirWay:
             answer = honest(wanted)
             if not may_answer.is_set():
                 asked.set()
-                assert may_answer.wait(10)
+                assert may_answer.wait(60)
             return answer
 
         lookups = {**{n: s.lookup for n, s in node.stores.items()}, "full": slow}
         coordinator = Coordinator(HYBRID, lookups, node.seeds)
         early = threading.Thread(target=coordinator.verdict, args=(request,), kwargs={"request_tokens": 1000})
         early.start()
-        assert asked.wait(10)
+        assert asked.wait(60)
         node.stores["full"].put(keys)
         coordinator.saved("full", keys)
         may_answer.set()
-        early.join(10)
+        early.join(60)
         assert coordinator.verdict(request, request_tokens=1000).hit.hit_tokens == 960
 
     @pytest.mark.parametrize("row", ["full", "state"])

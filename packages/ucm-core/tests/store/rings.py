@@ -141,7 +141,8 @@ class RingProcess:
     def __init__(self, name: str, *, dies_at: str = "", **changed: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, name, dies_at, changed), daemon=True)
+        arguments = theirs, region.DIRECTORY, name, dies_at, changed
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
         assert dies_at or self.result() == "open"
@@ -217,7 +218,8 @@ def hammer_forever(ring: Ring, seed: int) -> None:
         hammer(ring, seed, 1)
 
 
-def _serve(pipe: Connection, name: str, dies_at: str, changed: dict[str, Any]) -> None:
+def _serve(pipe: Connection, regions: Path, name: str, dies_at: str, changed: dict[str, Any]) -> None:
+    region.DIRECTORY = regions
     if dies_at:
         die_at(dies_at)
     ring = shared_ring(name, **changed)

@@ -98,12 +98,13 @@ def is_free(root):
     return lock is not None
 
 
-def test_the_lock_is_held_from_slice_to_slice(root, short_slices):
+def test_the_lock_is_held_from_slice_to_slice(root, short_slices, monkeypatch):
     fill(root)
     pool, other_pool = IoPool(1), IoPool(1)
     collector, other = Collector(root, pool), Collector(root, other_pool)
     assert collector._step(gc._always)
     assert not is_free(root)
+    monkeypatch.setattr(gc, "OTHERS_WAIT_S", 0.05)
     assert not other.make_room()
     assert collector.collect().objects == 3
     assert is_free(root)
@@ -144,7 +145,9 @@ def test_a_count_corrects_and_removes_nothing_that_fits(root):
     fill(root, 19)
     pool = IoPool(1)
     (root.path / ".usage").write_bytes(b"\xff" * 24)
-    Collector(root, pool).take_stock()
+    collector = Collector(root, pool)
+    collector.take_stock()
+    assert collector._queued.acquire(timeout=WAIT_S)  # closing the pool would end the pass between two slices
     pool.close(WAIT_S)
     assert left(root) == 19
     assert root.usage.used_bytes == 19 * OBJECT_BYTES

@@ -73,8 +73,11 @@ def full(tmp_path: Path) -> CacheRoot:
     return root
 
 
-def test_who_is_refused_waits_for_the_pass_of_another(full: CacheRoot) -> None:
+def test_who_is_refused_waits_for_the_pass_of_another(
+    full: CacheRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As another process would: it holds the lock of the collector, and removes a file a little later."""
+    monkeypatch.setattr("ucm_core.store.gc.OTHERS_WAIT_S", 60.0)
     others = KeptLock.take(full.path / ".collector")
     assert others is not None
 

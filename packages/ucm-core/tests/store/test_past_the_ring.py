@@ -81,7 +81,7 @@ def test_private_memory_is_bounded_and_then_there_is_no_space(tmp_path: Path, ga
 
 
 def test_one_object_goes_past_however_large_it_is(tmp_path: Path) -> None:
-    store = open_store(tmp_path, GEOMETRY, slots=0, limits=StoreLimits(save_wait_s=20.0, private_bytes=1))
+    store = open_store(tmp_path, GEOMETRY, slots=0, limits=StoreLimits(save_wait_s=3600.0, private_bytes=1))
     assert save(store, 1, 2, 3).wait_durable(WAIT_S)
     store.close()
 
@@ -98,7 +98,9 @@ def test_a_write_that_fails_past_the_ring_is_the_saves_failure(tmp_path: Path) -
 
 
 def test_a_source_that_fails_past_the_ring_costs_no_memory(tmp_path: Path) -> None:
-    store = open_store(tmp_path, GEOMETRY, slots=0, limits=StoreLimits(save_wait_s=20, private_bytes=4096))
+    store = open_store(
+        tmp_path, GEOMETRY, slots=0, limits=StoreLimits(save_wait_s=3600.0, private_bytes=4096)
+    )
     for _ in range(3):
         ticket = store.save(keys_of(1), FaultyBlocks(payloads_of(GEOMETRY, 1), broken=[0]))
         assert ticket.wait(WAIT_S)
@@ -112,7 +114,9 @@ def test_a_source_that_ends_its_thread_costs_no_memory(tmp_path: Path) -> None:
         def gather(self, index: object, address: object) -> None:
             raise KeyboardInterrupt
 
-    store = open_store(tmp_path, GEOMETRY, slots=0, limits=StoreLimits(save_wait_s=20, private_bytes=4096))
+    store = open_store(
+        tmp_path, GEOMETRY, slots=0, limits=StoreLimits(save_wait_s=3600.0, private_bytes=4096)
+    )
     with pytest.raises(KeyboardInterrupt):
         store.save(keys_of(1), Ends())  # type: ignore[arg-type]
     assert save(store, 1).wait_durable(WAIT_S)

@@ -40,7 +40,7 @@ def header(name: str) -> bytes:
         os.close(descriptor)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.binary(min_size=1, max_size=CHECKED_BYTES), st.data())
 def test_any_other_header_is_refused(living: tuple[str, Ring], content: bytes, data: st.DataObject) -> None:
     name, ring = living

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from rings import (
     expected_payload,
     key,
     keys,
-    new_name,
     payload,
     private_ring,
     processes,
@@ -28,18 +26,10 @@ from rings import (
 
 from ucm_core.errors import ClosedError, StoreError
 from ucm_core.spec.table import Part, RowKind, SpecRow, SpecTable
-from ucm_core.store import region, stack
+from ucm_core.store import stack
 from ucm_core.store.ring import Outcome, Ring, RingOptions
 
 TABLE = SpecTable((SpecRow("full", RowKind.CHAIN, 16, (0,), (Part("k", (1, 8), "uint8"),)),), 16)
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    name = new_name()
-    yield name
-    region_path(name).unlink(missing_ok=True)
-    region.sweep()
 
 
 # -- case C-61

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from rings import (
     PAYLOAD_BYTES,
     RingProcess,
     keys,
-    new_name,
     private_ring,
     put,
     region_path,
@@ -40,13 +38,6 @@ PAYLOADS = 0xFFFFF000
 """Bits of an offset: any is set but at the begin of a region."""
 SPARE_PAGES = 10
 """Header, the least index, and the rounding of each part to whole pages."""
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    name = new_name()
-    yield name
-    region_path(name).unlink(missing_ok=True)
 
 
 def taken_bytes(name: str) -> int:
@@ -102,7 +93,7 @@ def test_a_key_that_stands_twice_in_a_refused_claim_fails_for_its_second_place()
     with private_ring(2) as ring:
         claims = claim_without_memory(ring, "a", "a")
         assert claims.outcome.tolist() == [Outcome.NO_SPACE, Outcome.LOADING]
-        assert ring.wait(claims.slots[1:], claims.version[1:], timeout_s=10).tolist() == [Outcome.FAILED]
+        assert ring.wait(claims.slots[1:], claims.version[1:], timeout_s=60).tolist() == [Outcome.FAILED]
         ring.release(claims.slots[1:])
         put(ring, "a")
 

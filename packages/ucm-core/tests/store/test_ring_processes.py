@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from rings import RingProcess, hammer, keys, new_name, processes, put, region_path, shared_ring, shows, wait
 
-from ucm_core.store import region
 from ucm_core.store.ring import Claims, Outcome
-
-
-@pytest.fixture(autouse=True)
-def _leave_nothing() -> Iterator[None]:
-    yield
-    region.sweep()
 
 
 def all_wait(waiters: list[RingProcess], *names: object) -> list[Claims]:

@@ -21,7 +21,6 @@ from rings import (
     wait_shard,
 )
 
-from ucm_core.store import region
 from ucm_core.store.ring import Claims, Outcome, Ring
 
 SHARDS = 8
@@ -212,7 +211,6 @@ def test_the_death_of_the_owner_between_two_shards_fails_the_rest() -> None:
         again = readers[0].call("claim", keys("a"))
         assert again.outcome.tolist() == [Outcome.OWNER]
         assert readers[0].call("wait_shard", again, 2, 0.0) == TIMEOUT
-    region.sweep()
 
 
 def test_a_reader_of_a_shard_keeps_the_slot(ring: Ring) -> None:  # case C-65

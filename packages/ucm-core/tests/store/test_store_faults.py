@@ -329,7 +329,7 @@ def test_a_write_of_the_same_key_by_another_is_waited_for(tmp_path: Path) -> Non
 
 
 def test_a_writer_that_gave_up_is_replaced_at_once(tmp_path: Path) -> None:
-    store = open_store(tmp_path, GEOMETRY, limits=StoreLimits(save_wait_s=30.0))
+    store = open_store(tmp_path, GEOMETRY, limits=StoreLimits(save_wait_s=3600.0))
     claim = store._tiers.ring.claim(keys_of(1))
     giving_up = threading.Timer(0.05, lambda: store._tiers.ring.abort(claim.slots))
     giving_up.start()

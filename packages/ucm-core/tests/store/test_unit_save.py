@@ -126,12 +126,12 @@ def test_a_unit_whose_event_is_never_reached_is_counted_and_keeps_nothing(tmp_pa
 
 
 def test_an_event_that_is_overtaken_is_not_awaited(tmp_path: Path) -> None:
-    store = open_store(tmp_path, GEOMETRY)  # it waits 30 seconds for an event
+    store = open_store(tmp_path, GEOMETRY, limits=StoreLimits(event_wait_s=3600.0))
     save = store.begin_save(keys_of(1), BufferBlocks(payloads_of(GEOMETRY, 1)))
     save.submit(unit(2), ready=EngineEvent())
     save.submit(ALL)
     save.seal()
-    assert save.ticket.wait(10.0)
+    assert save.ticket.wait(WAIT_S)
     expect(store, 1)
     store.close()
 

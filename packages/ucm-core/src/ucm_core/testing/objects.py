@@ -13,7 +13,7 @@ from ucm_core.store.geometry import Geometry
 
 Bytes = npt.NDArray[np.uint8]
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 """Longer than anything here takes; a test that waits this long has failed."""
 UNTOUCHED = 0x5C
 """What targets are filled with, so that bytes that were not delivered show."""
