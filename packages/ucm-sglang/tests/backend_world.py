@@ -13,7 +13,8 @@ from ucm_core.flow.copy import EngineBlocks
 from ucm_core.spec.rows import Part, RowKind, SpecRow
 from ucm_core.spec.table import SpecTable
 from ucm_position_key import Component, KeyView, Pool
-from ucm_sglang.page_backend import PageBackend, Pages
+from ucm_sglang.page_backend import PageBackend
+from ucm_sglang.page_cache import Pages
 
 GRAIN = 16
 PAGES = 64
@@ -45,6 +46,7 @@ class HostDouble:
     def __init__(self, table, pools=None, pages=PAGES):
         self.table = table
         self.pools = pools or tuple(POOLS[row.name] for row in table.rows)
+        self.held = table.rows
         self.bytes = {
             row.name: np.zeros((pages, len(row.units), row.unit_bytes), np.uint8) for row in table.rows
         }
@@ -178,10 +180,10 @@ class StoreDouble:
         self._first()
         return self._store.load(keys, target, parents=parents)
 
-    def save(self, keys, source, *, parents=None):
+    def save(self, keys, source, *, parents=None, **how):
         self._first()
         self.parents.append(parents)
-        return self._store.save(keys, source, parents=parents)
+        return self._store.save(keys, source, parents=parents, **how)
 
     @classmethod
     def before(cls, world, row, first=lambda: None):

@@ -31,6 +31,14 @@ SEAMS = {
         *("UnifiedCacheLinker.pop_completed_offload", "UnifiedCacheLinker.reset", "UnifiedCacheLinker.close"),
     ),
     "sglang.srt.mem_cache.unified_cache.linker_config": ("UnifiedCacheLinkerConfig",),
+    "sglang.srt.mem_cache.unified_cache.linker_factory": ("create_unified_cache_linker",),
+    "sglang.srt.mem_cache.unified_cache.component_type": ("ComponentType",),
+    "sglang.srt.mem_cache.cache_init_params": ("CacheInitParams",),
+    "sglang.srt.mem_cache.memory_pool": (
+        *("KVCache.register_layer_transfer_counter", "HybridReqToTokenPool.register_layer_transfer_counter"),
+        *("MHATokenToKVPool", "MLATokenToKVPool", "HybridLinearKVPool", "MambaPool.State"),
+    ),
+    "sglang.srt.mem_cache.swa_memory_pool": ("SWAKVPool",),
     "sglang.srt.plugins.hook_registry": ("HookType", "HookRegistry.register", "HookRegistry.apply_hooks"),
     "sglang.srt.managers.scheduler_components.weight_updater": tuple(
         f"SchedulerWeightUpdaterManager.{name}"

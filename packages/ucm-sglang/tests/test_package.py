@@ -11,7 +11,7 @@ import pytest
 
 import ucm_sglang
 
-NEED_AN_ENGINE = {"connector"}
+NEED_AN_ENGINE = {"connector", "linker", "transfers"}
 MODULES = {path.stem for path in Path(ucm_sglang.__file__).parent.glob("[!_]*.py")} - NEED_AN_ENGINE
 
 

@@ -5,7 +5,7 @@ from backend_world import HYBRID, INDEXER, KV, MAMBA, MIXED, SWA, World, hashes_
 
 from ucm_core import LayoutError, SpecError
 from ucm_position_key import Component, KeyView, Pool
-from ucm_sglang.page_backend import Pages
+from ucm_sglang.page_cache import Pages
 
 P4 = hashes_of(4)
 

@@ -8,7 +8,7 @@ from backend_world import HYBRID, KV, MAMBA, MIXED, SWA, StoreDouble, World, has
 
 from ucm_core.spec.keys import NAME_BYTES
 from ucm_position_key import Component, Pool
-from ucm_sglang.page_backend import Pages
+from ucm_sglang.page_cache import Pages
 
 P4 = hashes_of(4)
 

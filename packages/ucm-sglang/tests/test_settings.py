@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ucm_core.errors import ConfigError
-from ucm_sglang.settings import ENGINE_KEYS, Settings, read_settings
+from ucm_sglang.settings import ENGINE_KEYS, Settings, read_linker_settings, read_settings
 
 
 def settings(page_tokens: int = 64, **given: Any) -> Settings:
@@ -70,3 +70,35 @@ def test_what_is_given_is_not_changed() -> None:
     given = {"interface_v1": 1, "model_path": "/m", "prefetch_threshold": 16}
     read_settings(given, page_tokens=64)
     assert given == {"interface_v1": 1, "model_path": "/m", "prefetch_threshold": 16}
+
+
+# -- of a linker
+
+
+def test_a_linker_has_the_same_settings_and_a_budget() -> None:
+    found = read_linker_settings({"weights_are_static": True, "ring_bytes": "1GiB"}, page_tokens=64)
+    assert found == settings(weights_are_static=True, ring_bytes="1GiB")
+    assert found.lookup_budget_s == 1.0
+    assert read_linker_settings({"lookup_budget_s": 0}, page_tokens=64).lookup_budget_s == 0.0
+
+
+@pytest.mark.parametrize("name", sorted(ENGINE_KEYS))
+def test_keys_of_a_storage_backend_are_unknown_to_a_linker(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown setting '{name}'"):
+        read_linker_settings({name: 1}, page_tokens=64)
+
+
+def test_an_unknown_field_of_a_linker_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting 'rout'; did you mean 'root'"):
+        read_linker_settings({"rout": "/tmp"}, page_tokens=64)
+
+
+@pytest.mark.parametrize("value", [-1, 61, "1", True, None])
+def test_a_budget_that_is_no_time_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"'lookup_budget_s' = .*: give seconds from 0 to 60"):
+        read_linker_settings({"lookup_budget_s": value}, page_tokens=64)
+
+
+def test_a_linker_without_a_ring_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ring_bytes = 0, but SGLang aborts.*leave ring_bytes out"):
+        read_linker_settings({"ring_bytes": 0}, page_tokens=64)

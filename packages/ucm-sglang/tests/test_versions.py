@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ucm_core.errors import ConfigError
-from ucm_sglang.versions import EngineVersion, probe, version_of
+from ucm_sglang.versions import EngineVersion, probe, require_linker, version_of
 
 HASHES = SimpleNamespace(storage_namespace_seed=None)
 
@@ -55,3 +55,10 @@ def test_the_installed_sglang_is_supported_and_says_so_once(caplog: pytest.LogCa
     found = probe()
     assert found == EngineVersion("0.5.23", registers_pools=True, restorable_sets=True, linker=True)
     assert [record.getMessage() for record in caplog.records] == [f"UCM: {found}"]
+
+
+def test_a_version_that_loads_no_linkers_of_others_is_refused_for_one() -> None:
+    old = version_of("0.5.22", storage=storage("BLOCK_GROUPS"), hashes=HASHES, linker=False)
+    with pytest.raises(ConfigError, match=r"SGLang 0\.5\.22 loads no linkers.*use 0\.5\.23, or UCM as"):
+        require_linker(old)
+    require_linker(version_of("0.5.23", storage=storage("BLOCK_GROUPS"), hashes=HASHES, linker=True))

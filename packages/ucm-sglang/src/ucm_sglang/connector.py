@@ -15,7 +15,6 @@ from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorage,
     HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
-    PoolHitPolicy,
     PoolName,
     PoolTransfer,
     PoolTransferResult,
@@ -25,9 +24,11 @@ from ucm_core.coordinator.presence import Mask
 from ucm_core.errors import ConfigError, LayoutError, UcmError
 from ucm_core.ops import border
 from ucm_core.ops.border import guarded
-from ucm_sglang.page_backend import KV_POOL, PageBackend, Pages
+from ucm_sglang.page_backend import PageBackend
+from ucm_sglang.page_cache import KV_POOL, Pages
 from ucm_sglang.restorable import NOTHING, Restorable
 from ucm_sglang.start import Start, start_of_engine
+from ucm_sglang.transfers import pages_at, pool_name, trailing_pages
 
 __all__ = ["UCMHiCache"]
 
@@ -71,7 +72,7 @@ class UCMHiCache(HiCacheStorage):
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """One more pool; a late one, after `on_host_pools_registered`, is checked at once."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
-        self._add_pool(_name(host_pool_name), host_pool)
+        self._add_pool(pool_name(host_pool_name), host_pool)
 
     def on_host_pools_registered(self) -> None:
         """Raise LayoutError or SpecError, naming the pool, where the pools do not hold the model's table."""
@@ -103,8 +104,8 @@ class UCMHiCache(HiCacheStorage):
     ) -> PoolTransferResult:
         """Every length at which all pools have what SGLang will read of them."""
         del extra_info
-        names = {_name(transfer.name): transfer.name for transfer in pool_transfers or ()}
-        asked = {_name(transfer.name): _trailing_pages(transfer) for transfer in pool_transfers or ()}
+        names = {pool_name(transfer.name): transfer.name for transfer in pool_transfers or ()}
+        asked = {pool_name(transfer.name): trailing_pages(transfer) for transfer in pool_transfers or ()}
         answer = self._restorable(keys, asked)
         deepest = {names.get(pool, PoolName.KV): pages for pool, pages in answer.deepest.items() if pages}
         return PoolTransferResult(answer.pages, deepest, list(answer.lengths))
@@ -202,7 +203,7 @@ class UCMHiCache(HiCacheStorage):
         return {
             transfer.name: _flags(
                 transfer.keys or (),
-                move(_name(transfer.name), transfer.keys or (), transfer.host_indices, extra),
+                move(pool_name(transfer.name), transfer.keys or (), transfer.host_indices, extra),
             )
             for transfer in transfers
         }
@@ -241,25 +242,9 @@ class UCMHiCache(HiCacheStorage):
         border.failed("interface_v1", ConfigError("SGLang moves pages as tensors, which UCM does not"))
 
 
-def _name(pool: Any) -> str:
-    """The name of a pool, which SGLang gives as text or as an enumeration of texts."""
-    return str(getattr(pool, "value", pool))
-
-
-def _trailing_pages(transfer: PoolTransfer) -> int | None:
-    """How many of the last pages SGLang will read; None: all. At lookup the keys themselves say nothing."""
-    if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
-        return None
-    if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
-        return max(1, len(transfer.keys or ()))
-    raise ConfigError(
-        f"pool {_name(transfer.name)!r} asks by {_name(transfer.hit_policy)}, which UCM does not do"
-    )
-
-
 def _pages(pool: str, keys: Sequence[str], host_indices: Any, extra: Any) -> Pages:
     before = getattr(extra, "prefix_keys", None)
-    return Pages(pool, keys, host_indices.cpu().numpy().astype("int64"), before[-1] if before else None)
+    return pages_at(pool, keys, host_indices, before=before[-1] if before else None)
 
 
 def _flags(keys: Sequence[str], done: Mask | None) -> list[bool]:

@@ -1,4 +1,4 @@
-"""Tensors of SGLang's host pools with named axes, and where the parts of a row lie in them.
+"""Tensors of SGLang's pools with named axes, and where the parts of a row lie in them.
 
 What the axes are, slowest first::
 
@@ -7,14 +7,15 @@ What the axes are, slowest first::
     page_first_direct  [page, layer, token, head, element]
     page_head          [page, head, token, layer, element]
 
-A slot is a token's place in the pool; a token, one in a page.
+A slot is a token's place in the pool; a token, one in a page. A device pool is ``layer_first`` with a tensor
+of its own for each layer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,11 +56,17 @@ class Buffer:
     """Axis to the bytes from one index to the next."""
     dtype: str
     item_bytes: int
-    address: int
+    addresses: tuple[int, ...]
+    """Where each layer begins."""
 
     @classmethod
     def of(cls, where: str, tensor: Any, *, axes: tuple[str, ...]) -> Buffer:
-        """Describe ``tensor``; LayoutError for memory that is not the host's, or another number of axes."""
+        """Describe ``tensor``, or a list of one per layer, whose axes are then those behind "layer".
+
+        LayoutError for memory that is not the host's, another number of axes, and layers that differ.
+        """
+        if isinstance(tensor, list | tuple):
+            return cls._of_layers([cls.of(where, layer, axes=axes[1:]) for layer in tensor])
         refuse(
             tensor.device.type != "cpu",
             LayoutError(f"{where}: its memory is on {tensor.device}; ucm-sglang copies host memory"),
@@ -69,15 +76,33 @@ class Buffer:
             len(shape) != len(axes),
             LayoutError(f"{where}: shape {shape} has {len(shape)} axes, expected {len(axes)}: {axes}"),
         )
-        steps = np.asarray(tensor.stride()) * item
+        sizes = dict(zip(axes, shape, strict=True))
+        strides = dict(zip(axes, (np.asarray(tensor.stride()) * item).tolist(), strict=True))
+        begin, step = int(tensor.data_ptr()), strides.get("layer", 0)
         return cls(
             where=where,
-            sizes=dict(zip(axes, shape, strict=True)),
-            strides=dict(zip(axes, steps.tolist(), strict=True)),
+            sizes=sizes,
+            strides=strides,
             dtype=str(tensor.dtype).removeprefix("torch."),
             item_bytes=item,
-            address=int(tensor.data_ptr()),
+            addresses=tuple(begin + layer * step for layer in range(sizes.get("layer", 1))),
         )
+
+    @classmethod
+    def _of_layers(cls, layers: Sequence[Buffer]) -> Buffer:
+        first = layers[0]
+        for number, layer in enumerate(layers):
+            refuse(
+                layer != replace(first, addresses=layer.addresses),
+                LayoutError(f"{first.where}: layer {number} is {layer.shape}, layer 0 {first.shape}"),
+            )
+        addresses = tuple(layer.addresses[0] for layer in layers)
+        return replace(first, sizes={"layer": len(layers), **first.sizes}, addresses=addresses)
+
+    @property
+    def shape(self) -> str:
+        """For messages."""
+        return f"{self.dtype}{[*self.sizes.values()]} with strides of {[*self.strides.values()]} bytes"
 
     def require(self, dtype: str, sizes: Mapping[str, int]) -> None:
         """LayoutError, with both values, unless the dtype and each axis of ``sizes`` that it has agree."""
@@ -99,7 +124,7 @@ class Buffer:
         """
         step = {"token": self.strides.get("slot", 0)} | dict(self.strides)
         return PartLayout(
-            base=self.address + layer * step["layer"] + element * step["element"],
+            base=self.addresses[layer] + element * step["element"],
             page_stride=step.get("page", page_tokens * step["token"]),
             token_stride=step["token"],
             head_stride=step["head"],
@@ -116,7 +141,7 @@ class Buffer:
         A slot is a page of one token.
         """
         return PartLayout(
-            base=self.address + layer * self.strides["layer"],
+            base=self.addresses[layer],
             page_stride=self.strides["slot"],
             token_stride=self.strides["slot"],
             head_stride=self.strides["row"],

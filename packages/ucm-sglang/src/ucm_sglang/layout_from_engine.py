@@ -1,10 +1,11 @@
-"""Where SGLang keeps its bytes: registered host pools become memory of the table's rows, never by guess.
+"""Where SGLang keeps its bytes: its pools become memory of the table's rows, never by guess.
 
 K and V are a buffer each; a latent pool has one buffer of one "head", the latent's elements and then the
 rotary ones. Their axes are those of the pool's layout (see `host_buffers`). A state pool has a buffer per
-part, ``[slot, layer, 1, *shape]`` in both layouts that SGLang has for it; its convolution window may stand
-with the channels first, where the canonical part has them last. Any other class, layout, size or dtype is
-refused, and so are K and V that the device keeps in another order than token by token.
+part, ``[slot, layer, 1, *shape]`` in both layouts that SGLang has for it on the host, and ``[layer, slot,
+*shape]`` on the device; its convolution window may stand with the channels first, where the canonical part
+has them last. Any other class, layout, size or dtype is refused, and so are K and V that the device keeps in
+another order than token by token.
 """
 
 from __future__ import annotations
@@ -79,10 +80,12 @@ class HostPools:
     """For `ucm_position_key.PoolTable`."""
     memory: Mapping[tuple[str, str], RowMemory]
     """(pool, row) to what of it lies on this rank."""
+    held: tuple[SpecRow, ...]
+    """The rows with the layers and heads that this rank has of them: unit ``i`` is shard ``i``."""
 
     @classmethod
     def of(cls, pools: Mapping[str, Any], table: SpecTable, *, share: Share | None = None) -> HostPools:
-        """Map ``pools`` (SGLang's name to the host pool object) onto ``table``, with every check there is.
+        """Map ``pools`` (SGLang's name to the pool object) onto ``table``, with every check there is.
 
         ``share`` says which rank they are of; the only one, where it is None. SpecError for pools that do not
         cover the table (see `map_pools`), LayoutError for an unknown class or layout and for other heads,
@@ -95,7 +98,8 @@ class HostPools:
             for held in mapped
             for row in held.rows
         }
-        return cls(tuple(held.pool for held in mapped), memory)
+        rows = tuple(row for held in mapped for row in held.rows)
+        return cls(tuple(held.pool for held in mapped), memory, rows)
 
     def rows(self, pool_name: str) -> tuple[str, ...]:
         """The rows of a pool that have layers on this rank."""
@@ -126,7 +130,8 @@ def _row_memory(held: PoolLayers, row: SpecRow, host_pool: Any) -> RowMemory:
 
 
 def _reader(where: str, row: SpecRow, host_pool: Any, *, component: Component) -> _Reader:
-    readers, kind, layout = _READERS[component], type(host_pool).__name__, host_pool.layout
+    readers, layout = _READERS[component], host_pool.layout
+    kind = getattr(host_pool, "kind", type(host_pool).__name__)
     refuse(
         kind not in readers,
         LayoutError(f"{where}: the pool is a {kind}; known for it: {', '.join(readers)}"),
@@ -226,7 +231,8 @@ def _states(where: str, row: SpecRow, host_pool: Any) -> list[Place]:
 def _window_place(where: str, part: Part, tensor: Any, host_pool: Any) -> Place:
     """Of a convolution: the inputs before (rows) of every channel (columns), in either order."""
     orders = {part.shape[::-1]: ("column", "row"), part.shape: ("row", "column")}
-    shape = tuple(map(int, tensor.shape[3:]))
+    slot = _SLOT[host_pool.layout]
+    shape = tuple(map(int, tensor.shape[len(slot) :]))
     refuse(
         shape not in orders,
         LayoutError(f"{where}: shape {list(shape)} in the pool, expected {list(part.shape)}"),
@@ -235,19 +241,19 @@ def _window_place(where: str, part: Part, tensor: Any, host_pool: Any) -> Place:
         len(orders) == 1,
         LayoutError(f"{where}: shape {list(shape)} does not say which axis are the channels"),
     )
-    return _state_buffer(Buffer.of(where, tensor, axes=(*_SLOT, *orders[shape])), part, host_pool).state
+    return _state_buffer(Buffer.of(where, tensor, axes=(*slot, *orders[shape])), part, host_pool).state
 
 
 def _matrix_place(where: str, part: Part, tensor: Any, host_pool: Any) -> Place:
     """Of a recurrent state, whatever its axes: one row."""
-    axes = tuple(map(str, range(len(part.shape))))
-    buffer = _state_buffer(Buffer.of(where, tensor, axes=(*_SLOT, *axes)), part, host_pool)
-    item, shape = buffer.item_bytes, [*buffer.sizes.values()][3:]
+    slot, axes = _SLOT[host_pool.layout], tuple(map(str, range(len(part.shape))))
+    buffer = _state_buffer(Buffer.of(where, tensor, axes=(*slot, *axes)), part, host_pool)
+    item, shape = buffer.item_bytes, [*buffer.sizes.values()][len(slot) :]
     refuse(
         tuple(shape) != part.shape,
         LayoutError(f"{where}: shape {shape} in the pool, expected {list(part.shape)}"),
     )
-    strides, dense = [*buffer.strides.values()][3:], np.cumprod([item, *shape[:0:-1]])[::-1].tolist()
+    strides, dense = [*buffer.strides.values()][len(slot) :], np.cumprod([item, *shape[:0:-1]])[::-1].tolist()
     refuse(strides != dense, LayoutError(f"{where}: strides {strides} bytes, a dense state has {dense}"))
     flat = {"row": 1, "column": math.prod(shape)}
     steps = {"row": part.entry_bytes, "column": item}
@@ -259,7 +265,11 @@ def _state_buffer(buffer: Buffer, part: Part, host_pool: Any) -> Buffer:
     return buffer
 
 
-_SLOT = ("slot", "layer", "one")
+_SLOT = {
+    **dict.fromkeys(("page_first", "page_first_direct"), ("slot", "layer", "one")),
+    "layer_first": ("layer", "slot"),
+}
+"""The axes of a buffer of states before those of the part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,13 +285,19 @@ _TOKEN_MAJOR = ("nhd", "paged_nhd")
 """SGLang's names of layouts of a device pool in which a token's heads stand together."""
 
 _PAGE_FIRST = ("page_first", "page_first_direct")
+_ON_DEVICE = ("layer_first",)
 _OF_TOKENS = {
     "MHATokenToKVPoolHost": _Reader(("k", "v"), tuple(AXES), _keys_and_values),
     "AsymmetricMHATokenToKVPoolHost": _Reader(("k", "v"), _PAGE_FIRST, _keys_and_values),
     "MLATokenToKVPoolHost": _Reader(("latent", "rope"), ("layer_first", *_PAGE_FIRST), _latent_then_rope),
+    "MHATokenToKVPool": _Reader(("k", "v"), _ON_DEVICE, _keys_and_values),
+    "MLATokenToKVPool": _Reader(("latent", "rope"), _ON_DEVICE, _latent_then_rope),
 }
 _READERS = {
     Component.FULL: _OF_TOKENS,
     Component.SWA: _OF_TOKENS,
-    Component.MAMBA: {"MambaPoolHost": _Reader(("conv", "ssm"), _PAGE_FIRST, _states)},
+    Component.MAMBA: {
+        "MambaPoolHost": _Reader(("conv", "ssm"), _PAGE_FIRST, _states),
+        "MambaPool": _Reader(("conv", "ssm"), _ON_DEVICE, _states),
+    },
 }

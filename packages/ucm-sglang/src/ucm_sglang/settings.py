@@ -1,13 +1,14 @@
 """What a user of SGLang sets: the cache's settings, and what SGLang cannot say itself.
 
-All of it stands in ``--hicache-storage-backend-extra-config`` (or in the file that it names with an ``@``),
-beside SGLang's own keys.
+Of the storage backend it stands in ``--hicache-storage-backend-extra-config`` (or in the file that it names
+with an ``@``), beside SGLang's own keys; of the linker as ``linker_extra_config`` in
+``--unified-cache-external-linker-config``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ucm_core.errors import ConfigError, shown
@@ -25,6 +26,9 @@ ENGINE_KEYS = frozenset(
 OWN_KEYS = ("model_path", "compute_dtype", "weights_are_static")
 """Ours, beyond those of `CacheConfig`."""
 
+LOOKUP_BUDGET_S = 1.0
+"""How long one lookup of a linker waits for what only files hold, unless ``lookup_budget_s`` says it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -38,16 +42,40 @@ class Settings:
     """The type of the computation, likewise."""
     weights_are_static: bool
     """Nobody ever updates the weights, so that nobody has to tell."""
+    lookup_budget_s: float = LOOKUP_BUDGET_S
+    """How long one lookup of a linker waits for what only files hold."""
 
 
 def read_settings(extra_config: Mapping[str, Any] | None, *, page_tokens: int) -> Settings:
-    """Settings from the extra config of a backend whose host pages have ``page_tokens`` tokens.
+    """Settings of a storage backend whose host pages have ``page_tokens`` tokens.
 
     ConfigError for what `CacheConfig` refuses, for unknown keys, and for a grain or block of another size:
     SGLang hands out the hashes of its pages, never tokens, so that its page is the grain.
     """
     _refuse_a_slow_route(extra_config)
     given = {key: value for key, value in dict(extra_config or {}).items() if key not in ENGINE_KEYS}
+    return _settings(given, page_tokens)
+
+
+def read_linker_settings(extra_config: Mapping[str, Any] | None, *, page_tokens: int) -> Settings:
+    """Settings of a linker whose device pages have ``page_tokens`` tokens.
+
+    ConfigError as for `read_settings`, and for a cache without a ring: only what lies in one is promised.
+    """
+    given = dict(extra_config or {})
+    budget_s = given.pop("lookup_budget_s", LOOKUP_BUDGET_S)
+    if isinstance(budget_s, bool) or not isinstance(budget_s, int | float) or not 0 <= budget_s <= 60:
+        raise ConfigError(f"setting 'lookup_budget_s' = {shown(budget_s)}: give seconds from 0 to 60")
+    found = replace(_settings(given, page_tokens), lookup_budget_s=float(budget_s))
+    if found.cache.ring_bytes == 0:
+        raise ConfigError(
+            "ring_bytes = 0, but SGLang aborts a request whose load fails, so its linker promises only what"
+            " lies in the ring: leave ring_bytes out"
+        )
+    return found
+
+
+def _settings(given: dict[str, Any], page_tokens: int) -> Settings:
     own = {key: given.pop(key, None) for key in OWN_KEYS}
     cache = CacheConfig.load({"grain_tokens": page_tokens} | given)
     _require_page("grain_tokens", cache.grain_tokens, page_tokens=page_tokens)

@@ -17,11 +17,11 @@ from ucm_position_key import KeyView
 from ucm_sglang import versions, weight_updates
 from ucm_sglang.identity_from_engine import argument, engine_model, key_view, server_args_of_engine
 from ucm_sglang.layout_from_engine import HostPools
-from ucm_sglang.page_backend import HostMemory
+from ucm_sglang.page_cache import HostMemory
 from ucm_sglang.ranks_from_engine import partition_of, share_of
-from ucm_sglang.settings import read_settings
+from ucm_sglang.settings import LOOKUP_BUDGET_S, Settings, read_linker_settings, read_settings
 
-__all__ = ["Start", "WeightUpdates", "start_of_engine"]
+__all__ = ["Start", "WeightUpdates", "start_of_engine", "start_of_linker"]
 
 
 class WeightUpdates(Protocol):
@@ -58,6 +58,8 @@ class Start:
     """What a position of SGLang's keys is."""
     registers_pools: bool = True
     """SGLang says when all host pools are registered."""
+    lookup_budget_s: float = LOOKUP_BUDGET_S
+    """How long one lookup of a linker waits for what only files hold."""
 
     def open_cache(self) -> EngineCache:
         """Open the cache, in a namespace of the view."""
@@ -65,7 +67,7 @@ class Start:
         return EngineCache(replace(self.model, identity=identity), self.config, share=self.share)
 
     def host_memory(self, pools: Mapping[str, Any]) -> HostMemory:
-        """The registered pools, by name, as memory of the table's rows."""
+        """SGLang's pools, by name, as memory of the table's rows."""
         return self.read_pools(dict(pools), self.model.table, self.share)
 
 
@@ -76,9 +78,25 @@ def start_of_engine(storage_config: Any) -> Start | None:
     engine of which nobody would tell that its weights have changed.
     """
     version, arguments = versions.probe(), server_args_of_engine()
-    settings = read_settings(
-        storage_config.extra_config, page_tokens=_page_tokens(arguments, storage_config.extra_config)
-    )
+    page_tokens = _page_tokens(arguments, storage_config.extra_config)
+    settings = read_settings(storage_config.extra_config, page_tokens=page_tokens)
+    return _start(storage_config, arguments, settings, registers_pools=version.registers_pools)
+
+
+def start_of_linker(storage_config: Any, server_args: Any) -> Start | None:
+    """As `start_of_engine`, for a linker; ConfigError too for an SGLang that loads none of others.
+
+    ``storage_config`` says what SGLang would tell a storage backend of this rank.
+    """
+    versions.require_linker(versions.probe())
+    page_tokens = _page_tokens(server_args, storage_config.extra_config)
+    settings = read_linker_settings(storage_config.extra_config, page_tokens=page_tokens)
+    return _start(storage_config, server_args, settings, registers_pools=True)
+
+
+def _start(
+    storage_config: Any, arguments: Any | None, settings: Settings, *, registers_pools: bool
+) -> Start | None:
     if not (weight_updates.installed() or settings.weights_are_static):
         raise ConfigError(
             "UCM's SGLang plugin is not loaded, so nobody would tell the cache of updated weights: install"
@@ -98,7 +116,8 @@ def start_of_engine(storage_config: Any) -> Start | None:
         read_pools=lambda pools, table, share: HostPools.of(pools, table, share=share),
         # SGLang keys by tokens where there are states, whatever drafts (`UnifiedTreeCore.is_eagle`)
         view=KeyView.PLAIN if model.table.snapshot_rows else key_view(arguments),
-        registers_pools=version.registers_pools,
+        registers_pools=registers_pools,
+        lookup_budget_s=settings.lookup_budget_s,
     )
 
 

@@ -47,6 +47,15 @@ def probe() -> EngineVersion:
     return found
 
 
+def require_linker(found: EngineVersion) -> None:
+    """ConfigError, naming both versions, for an SGLang whose tree loads no linkers of others."""
+    if not found.linker:
+        raise ConfigError(
+            f"SGLang {found.text} loads no linkers of others (mem_cache.unified_cache.linker_config): use"
+            " 0.5.23, or UCM as its storage backend (--hicache-storage-backend dynamic)"
+        )
+
+
 def version_of(text: str, *, storage: Any, hashes: Any, linker: bool) -> EngineVersion:
     """What a version can do, from its modules ``mem_cache.hicache_storage`` and ``mem_cache.utils``."""
     if not hasattr(hashes, "storage_namespace_seed"):
