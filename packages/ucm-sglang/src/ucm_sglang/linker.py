@@ -85,7 +85,7 @@ class UCMLinker(UnifiedCacheLinker):
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Queue a load. False, and on every rank alike: one is queued, or the transfers make no sense."""
-        pages = self._pages_of("load", transfers)
+        pages = self._pages_of(transfers)
         if rid in self._queued or not pages:
             return False
         self._queued[rid] = pages
@@ -114,7 +114,7 @@ class UCMLinker(UnifiedCacheLinker):
     def offload(self, transfers: list[PoolTransfer], session_id: str | None = None) -> bool:
         """Begin to keep all pools of a node. False, and on every rank alike: the transfers make no sense."""
         del session_id
-        pages = self._pages_of("offload", transfers)
+        pages = self._pages_of(transfers)
         if not pages:
             return False
         for event in self.record_offload_ready():
@@ -176,12 +176,12 @@ class UCMLinker(UnifiedCacheLinker):
             border.failed("load", error)
             return failed_batch()
 
-    def _pages_of(self, what: str, transfers: Sequence[PoolTransfer]) -> list[Pages]:
+    def _pages_of(self, transfers: Sequence[PoolTransfer]) -> list[Pages]:
         """Where pages lie; empty, with a complaint, where indices and keys do not go together."""
         try:
             found = [_pages(transfer, self._page_tokens) for transfer in transfers]
         except LayoutError as error:
-            border.failed(what, error)
+            border.failed("transfers", error)
             return []
         return [pages for pages in found if pages.hashes]
 
