@@ -40,7 +40,7 @@ class LinkedWorld:
         return self.pages.is_kept(offload)
 
     def lookup(self, hashes, sides=None, *, name="r"):
-        return self.pages.lookup(name, hashes, sides or {})
+        return self.pages.lookup(name, hashes, side_pools=sides or {})
 
     def start(self, *parts, name="r"):
         """Begin to load to other pages; the batch's number."""

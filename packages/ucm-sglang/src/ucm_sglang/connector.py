@@ -244,7 +244,7 @@ class UCMHiCache(HiCacheStorage):
 
 def _pages(pool: str, keys: Sequence[str], host_indices: Any, extra: Any) -> Pages:
     before = getattr(extra, "prefix_keys", None)
-    return pages_at(pool, keys, host_indices, before=before[-1] if before else None)
+    return pages_at(pool, keys, indices=host_indices, before=before[-1] if before else None)
 
 
 def _flags(keys: Sequence[str], done: Mask | None) -> list[bool]:

@@ -54,7 +54,7 @@ class LinkedPages(PageCache):
         self._plan = plan_of(memory.held)
 
     def lookup(
-        self, request: str, hashes: Sequence[str], side_pools: Mapping[str, int | None]
+        self, request: str, hashes: Sequence[str], *, side_pools: Mapping[str, int | None]
     ) -> tuple[int, ...]:
         """Every legal length of these pages, ascending, all of whose bytes are leased to ``request``.
 

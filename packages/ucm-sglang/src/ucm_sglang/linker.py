@@ -63,7 +63,8 @@ class UCMLinker(UnifiedCacheLinker):
         self._offloads = Offloads()
         self._pages: LinkedPages | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
-        start = self._start(storage_config_of(server_args, params, extra_config), server_args)
+        storage = storage_config_of(params, extra_config, model_name=server_args.model_path)
+        start = self._start(storage, server_args)
         if start is not None:
             self._begin(start, pools)
         if STATE_POOL in pools:  # SGLang itself registers it with the pool of tokens only
@@ -79,7 +80,7 @@ class UCMLinker(UnifiedCacheLinker):
         if self._pages is None or kv is None:
             return []
         asked = {pool: trailing_pages(transfer) for pool, transfer in by_pool.items()}
-        return list(self._pages.lookup(rid, kv.keys or (), asked))
+        return list(self._pages.lookup(rid, kv.keys or (), side_pools=asked))
 
     # -- loads: each ends finished, failed or cancelled
 
@@ -195,7 +196,7 @@ class UCMLinker(UnifiedCacheLinker):
 
 
 def storage_config_of(
-    server_args: Any, params: Any, extra_config: Mapping[str, Any] | None
+    params: Any, extra_config: Mapping[str, Any] | None, *, model_name: str
 ) -> HiCacheStorageConfig:
     """What SGLang would tell a storage backend of this rank.
 
@@ -213,7 +214,7 @@ def storage_config_of(
         is_mla_model=False,
         enable_storage_metrics=False,
         is_page_first_layout=False,
-        model_name=server_args.model_path,
+        model_name=model_name,
         extra_config=dict(extra_config or {}),
         dcp_size=parallel.attn_dcp_size,
     )
@@ -226,4 +227,4 @@ def _pages(transfer: PoolTransfer, page_tokens: int) -> Pages:
     given = 0 if transfer.device_indices is None else len(transfer.device_indices)
     if given != need:
         raise LayoutError(f"pool {pool!r}: {len(keys)} pages need {need} device indices, SGLang gave {given}")
-    return pages_at(pool, keys, transfer.device_indices)
+    return pages_at(pool, keys, indices=transfer.device_indices)

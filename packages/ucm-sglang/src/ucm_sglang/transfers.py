@@ -29,6 +29,6 @@ def trailing_pages(transfer: PoolTransfer) -> int | None:
     )
 
 
-def pages_at(pool: str, keys: Sequence[str], indices: Any, *, before: str | None = None) -> Pages:
+def pages_at(pool: str, keys: Sequence[str], *, indices: Any, before: str | None = None) -> Pages:
     """Pages of a pool, from SGLang's tensor of their indices."""
     return Pages(pool, keys, indices.cpu().numpy().astype("int64"), before)
