@@ -238,35 +238,52 @@ def test_a_cancelled_load_leaves_no_lease(linked):
     assert leases().leases.held == 0
 
 
+class Books:
+    """The oracle of loads: queued, begun, ended and how; a batch comes if all of it was kept."""
+
+    def __init__(self, linked, rng):
+        self.linked, self.rng = linked, rng
+        self.queued, self.started, self.ended = {}, [], {}
+
+    def load(self, number, rid):
+        there = self.rng.random() < 0.7
+        hashes = P4[:2] if there else hashes_of(2, seed=number + 9)
+        assert self.linked.load(hashes, range(10, 12), rid=rid) == (rid not in self.queued)
+        self.queued.setdefault(rid, (number, there))
+
+    def cancel(self, _, rid):
+        assert self.linked.linker.cancel_queued_load(rid) == (rid in self.queued)
+        self.end([self.queued.pop(rid)] if rid in self.queued else [], "cancelled")
+
+    def start(self, *_):
+        index = self.linked.linker.start_layer_wise_loading()
+        assert (index == -1) == (not self.queued)
+        self.started += [(index, [*self.queued.values()])] if self.queued else []
+        self.queued = {}
+
+    def finish(self, *_):
+        index, loads = self.started.pop(0) if self.started else (-1, [])
+        came = all(there for _, there in loads)
+        assert self.linked.linker.finish_layer_wise_loading(index) == came
+        self.end(loads, "finished" if came else "failed")
+
+    def reset(self, *_):
+        self.linked.linker.reset()
+        self.end([*self.queued.values(), *(load for _, loads in self.started for load in loads)], "cancelled")
+        self.queued, self.started = {}, []
+
+    def end(self, loads, how):
+        assert not {number for number, _ in loads} & self.ended.keys()
+        self.ended |= {number: how for number, _ in loads}
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_every_load_ends_once_finished_cancelled_or_failed(linked, seed):
-    """The oracle is two dictionaries; whether a batch comes is whether all of it was kept."""
-    rng, queued, ended, started = random.Random(seed), {}, {}, []
-    for step in range(60):
-        deed, rid = rng.choice(["load", "load", "cancel", "start", "finish", "reset"]), f"r{rng.randrange(4)}"
-        if deed == "load":
-            there = rng.random() < 0.7
-            accepted = linked.load(P4[:2] if there else hashes_of(2, seed=step + 9), range(10, 12), rid=rid)
-            assert accepted == (rid not in queued)
-            queued.setdefault(rid, (step, there))
-        elif deed == "cancel":
-            assert linked.linker.cancel_queued_load(rid) == (rid in queued)
-            if rid in queued:
-                ended[queued.pop(rid)[0]] = "cancelled"
-        elif deed == "start":
-            index = linked.linker.start_layer_wise_loading()
-            assert (index == -1) == (not queued)
-            started += [(index, list(queued.values()))] if queued else []
-            queued = {}
-        elif deed == "finish" and started:
-            index, loads = started.pop(0)
-            came = all(there for _, there in loads)
-            assert linked.linker.finish_layer_wise_loading(index) == came
-            assert not {number for number, _ in loads} & ended.keys()
-            ended |= {number: "finished" if came else "failed" for number, _ in loads}
-        elif deed == "reset":
-            linked.linker.reset()
-            queued, started = {}, []
+    rng = random.Random(seed)
+    books = Books(linked, rng)
+    for number in range(60):
+        deed = rng.choice([books.load, books.load, books.cancel, books.start, books.finish, books.reset])
+        deed(number, f"r{rng.randrange(4)}")
 
 
 # -- offloads
