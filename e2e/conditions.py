@@ -106,7 +106,10 @@ class Played:
     """What the engine's counters of these names said in the end, since it started."""
 
 
-COUNTERS = ("ucm_objects_failed_total", "ucm_errors_total", "vllm:spec_decode_num_accepted_tokens")
+FAILED = "ucm_objects_failed_total"
+COUNTERS = (FAILED, "ucm_errors_total", "vllm:spec_decode_num_accepted_tokens")
+ROUNDS = 10
+"""How often the waves with damage may come until a load has met some."""
 
 
 def block_of(family: str) -> int:
@@ -164,14 +167,19 @@ def damage(root: Path, draw: random.Random) -> None:
 
 
 def play(engine: Engine, waves: list[tuple[Order, ...]], *, damaged_root: Path | None = None) -> Played:
-    """Serve all waves; under `damaged_root` files are damaged before each."""
-    draw, driven = random.Random("damage"), []
-    for wave in waves:
-        engine.forget()
-        if damaged_root is not None:
-            damage(damaged_root, draw)
-        driven.append(engine.drive(wave, max_tokens=ANSWER_TOKENS, look=True))
+    """Serve all waves; under `damaged_root` files are damaged before each.
+
+    What the ring holds is not read: while nobody met any damage, all come again, up to `ROUNDS` times.
+    """
+    draw, driven, rounds = random.Random("damage"), [], 0
+    while rounds == 0 or (damaged_root is not None and rounds < ROUNDS and not engine.counter(FAILED)):
+        for wave in waves:
+            engine.forget()
+            if damaged_root is not None:
+                damage(damaged_root, draw)
+            driven.append(engine.drive(wave, max_tokens=ANSWER_TOKENS, look=True))
+        rounds += 1
     outcomes = [outcome for one in driven for outcome in one.outcomes]
-    pairs = zip([order for wave in waves for order in wave], outcomes, strict=True)
+    pairs = zip([order for wave in waves * rounds for order in wave], outcomes, strict=True)
     counts = {name: engine.counter(name) for name in COUNTERS}
     return Played(tuple(pairs), tuple(driven), engine.books(), counts)

@@ -156,7 +156,9 @@ def engine_environment(setup: EngineSetup) -> dict[str, str]:
     ours = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache", "HF_HUB_OFFLINE": "1"}
     ours["PYTHONPATH"] = os.pathsep.join(map(str, (*setup.kind.doubles, REPOSITORY)))
     if not setup.multiprocess:
-        ours["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        # For models of this size threads wait for each other longer than they compute. vLLM with processes of
+        # its own is run as users run it.
+        ours |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     return kept | ours | dict(setup.kind.variables)
 
 
@@ -244,6 +246,12 @@ class Engine:
     def books(self) -> dict[str, int]:
         """What is held while nothing is served, by what it is; all zero when the books balance."""
         return {name: int(count) for name, count in self._ask("books").items()}
+
+    def settle(self) -> None:
+        """Let what was served be saved: in the ring and, of what has a place there, in files."""
+        self.forget()
+        if any(held := self.books().values()):
+            raise EngineFailed(f"the engine still holds {held}")
 
     def counter(self, name: str, **labels: str) -> float:
         """The sum of the `name` samples whose labels include `labels`."""

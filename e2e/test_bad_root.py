@@ -48,6 +48,7 @@ def served(runs: Runs, request: pytest.FixtureRequest) -> Served:
     arguments = llm_arguments(MODELS["dense"], runs.checkpoint("dense"), kv_transfer_config=transfer)
     with runs.process(f"dense-{mount.__name__}", prelude=mount(root)).start(arguments) as engine:
         answers = serve_apart(engine, runs.prompts("dense").first * 2)
+        engine.settle()
         failures = engine.counter("ucm_objects_failed_total") + engine.counter("ucm_errors_total")
         return Served(root, answers, engine.log_text(), failures)
 

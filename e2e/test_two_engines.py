@@ -25,6 +25,10 @@ def answers(runs: Runs) -> Answers:
         one.begin_generate([SHARED, OWN[0]], max_tokens=MAX_TOKENS)
         two.begin_generate([SHARED, OWN[1]], max_tokens=MAX_TOKENS)
         together = tuple(one.end_generate()), tuple(two.end_generate())
+        for engine in (one, two):
+            engine.forget()  # lets go of what it served: the ring, and who uses it, is that of both
+        for engine in (one, two):
+            engine.settle()
         crossed = serve_apart(one, (OWN[1],)), serve_apart(two, (OWN[0],))
     assert all(objects.is_whole(path) for path in objects.objects(root))
     return {"one": together[0], "two": together[1], "crossed": crossed[0] + crossed[1]}

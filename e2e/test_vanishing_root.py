@@ -26,6 +26,7 @@ def vanished(runs: Runs) -> Vanished:
         before = serve_apart(engine, prompts.first[:1])
         shutil.rmtree(root)
         after = serve_apart(engine, prompts.first + prompts.other)
+        engine.settle()
         failures = engine.counter("ucm_objects_failed_total") + engine.counter("ucm_errors_total")
         return Vanished(before, after, complaints(engine.log_text(), root), failures)
 
