@@ -1,5 +1,6 @@
 """kill -9 in the middle of saving: the next process serves right tokens and cleans up."""
 
+import os
 import signal
 import time
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from e2e.harness import Answer, Engine, Prompt
 from e2e.models import tokens
 from e2e.runs import Runs, serve_apart
 
-SHARED_MEMORY = Path("/dev/shm")
 LIMIT_S = 120.0
 SLOW_SAVES = {"sync": True, "block_tokens": 128}
 """Every object is flushed to the device before it is visible, so that most moments are "in the middle"."""
@@ -27,43 +27,50 @@ class Crash:
     left: list[Path]
     whole: dict[Path, bool]
     """Every object that was visible after the kill -> whether it was whole."""
-    shared_memory_before: set[Path]
+    regions: set[Path]
+    """Shared memory that the killed process had mapped."""
     answers: tuple[Answer, ...]
     temporaries_after: list[Path]
-    shared_memory_after: set[Path]
+    regions_after: set[Path]
+    """What of it is still there."""
 
 
-def regions() -> set[Path]:
-    return set(SHARED_MEMORY.glob("ucm-*"))
+def regions_of(engine: Engine) -> set[Path]:
+    words = Path(f"/proc/{engine.pid}/maps").read_text().split()
+    return {Path(word) for word in words if word.startswith("/dev/shm/ucm-")}
 
 
 def under_way(root: Path) -> bool:
     return bool(objects.temporaries(root)) and len(objects.objects(root)) > 3
 
 
-def kill_while_saving(engine: Engine, root: Path) -> None:
-    """Watch until a write is under way, freeze the engine, and kill it if the write still is."""
+def kill_while_saving(engine: Engine, root: Path) -> set[Path]:
+    """Watch until a write is under way, freeze the engine, and kill it if the write still is; its regions."""
+    assert engine.pid is not None
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         if under_way(root):
             engine.signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, engine.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # all threads stand still
             if under_way(root):
+                regions = regions_of(engine)
                 engine.kill()
-                return
+                return regions
             engine.signal(signal.SIGCONT)
     pytest.fail(f"no write was seen under way within {LIMIT_S} s")
 
 
 @pytest.fixture(scope="module")
 def crash(runs: Runs) -> Crash:
-    root, before = runs.empty_root("crash"), regions()
+    root = runs.empty_root("crash")
     with runs.engine("crashing", "dense", root, settings=SLOW_SAVES) as engine:
         engine.begin_generate(PROMPTS)
-        kill_while_saving(engine, root)
+        regions = kill_while_saving(engine, root)
     left, whole = objects.temporaries(root), {path: objects.is_whole(path) for path in objects.objects(root)}
     with runs.engine("after-crash", "dense", root, settings=SLOW_SAVES) as engine:
         answers = serve_apart(engine, PROMPTS)
-    return Crash(left, whole, before, answers, objects.temporaries(root), regions())
+    regions_after = set(filter(Path.exists, regions))
+    return Crash(left, whole, regions, answers, objects.temporaries(root), regions_after)
 
 
 def test_the_kill_came_in_the_middle_of_a_write(crash: Crash) -> None:
@@ -90,4 +97,5 @@ def test_no_temporary_is_left(crash: Crash) -> None:
 
 
 def test_no_shared_memory_is_left(crash: Crash) -> None:
-    assert crash.shared_memory_after <= crash.shared_memory_before
+    assert crash.regions
+    assert not crash.regions_after
