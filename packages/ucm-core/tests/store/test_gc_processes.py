@@ -14,7 +14,7 @@ from test_census import listed, put
 
 from ucm_core.flow.copy import BufferBlocks
 from ucm_core.flow.ticket import ResultCode
-from ucm_core.store import usage
+from ucm_core.store import gc, usage
 from ucm_core.store.files import FileTier
 from ucm_core.store.gc import Collector
 from ucm_core.store.pool import IoPool
@@ -70,6 +70,7 @@ def fill(path):
 
 
 def collect(path, at, signal_=signal.SIGKILL):
+    gc.SLICE_S = WAIT_S  # one slice: how many steps there are does not hang on time
     root, pool = CacheRoot(path, capacity_bytes=CAPACITY_BYTES).open(), IoPool(1)
     fate = Fate(at, signal_).over((os, "unlink"), (os, "pwrite"), (os, "utime"), (os, "scandir"))
     Collector(root, pool).make_room()
