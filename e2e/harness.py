@@ -156,9 +156,7 @@ def engine_environment(setup: EngineSetup) -> dict[str, str]:
     ours = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache", "HF_HUB_OFFLINE": "1"}
     ours["PYTHONPATH"] = os.pathsep.join(map(str, (*setup.kind.doubles, REPOSITORY)))
     if not setup.multiprocess:
-        # For models of this size threads wait for each other longer than they compute. vLLM with processes of
-        # its own is run as users run it.
-        ours |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+        ours["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return kept | ours | dict(setup.kind.variables)
 
 
