@@ -30,6 +30,7 @@ Digests = npt.NDArray[np.uint8]
 _NEVER = (1 << 31) - 1
 """Tokens of a grain that no path fills: a chain of such grains reads containers and hashes nothing."""
 _PAGE_HASH = re.compile(f"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
+_HEX_DIGITS = b"0123456789abcdef"
 
 
 class KeyView(Enum):
@@ -145,12 +146,20 @@ def digests_of(page_hashes: Sequence[str]) -> Digests:
     >>> digests_of(["0f" * 32]).tolist() == [[15] * 32]
     True
     """
-    for number, text in enumerate(page_hashes):
+    for number, text in enumerate(() if _are_hashes(page_hashes) else page_hashes):
         if not isinstance(text, str) or not _PAGE_HASH.fullmatch(text):
             raise IdentityError(
                 f"page hash {number} is {shown(text)}, must be {2 * DIGEST_BYTES} lower-case hex digits"
             )
     return np.frombuffer(bytes.fromhex("".join(page_hashes)), np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def _are_hashes(texts: Sequence[str]) -> bool:
+    """Whether they certainly are, in a tenth of the time that one after the other takes."""
+    if {*map(type, texts)} != {str} or {*map(len, texts)} != {2 * DIGEST_BYTES}:
+        return False
+    joined = "".join(texts)
+    return joined.isascii() and not joined.encode().translate(None, _HEX_DIGITS)
 
 
 def _read(tokens: Tokens) -> npt.NDArray[Any]:

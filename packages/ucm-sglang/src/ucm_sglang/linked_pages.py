@@ -65,7 +65,7 @@ class LinkedPages(PageCache):
         if view is None or not hashes:
             return ()
         demands = [view.demand(KV_POOL, None), *(view.demand(*asked) for asked in side_pools.items())]
-        keys = {row: view.keys(row, hashes) for demand in demands for row in demand.rows}
+        keys = view.keys_of((row for demand in demands for row in demand.rows), hashes)
         answer = self._survey(view.space.coordinator, demands, keys)
         if not answer.pages:
             return ()
@@ -128,12 +128,13 @@ class LinkedPages(PageCache):
         if any(not _kept(lease, row, part).all() for row, part in wanted.items()):
             self._bring(view, keys, needed)
             lease = view.space.leases.take(attempt, wanted)
-        found = {}
+        found, whole = {}, True
         for row, mask in needed.items():
-            found[row] = mask.copy()
-            found[row][mask] = _kept(lease, row, wanted[row])
-            view.space.stores[row].touch(lease.pins[row].keys if row in lease.pins else wanted[row][:0])
-        return restorable(self._table, demands, found=found, pages=there.pages)
+            kept = _kept(lease, row, wanted[row])
+            view.space.stores[row].touch(wanted[row][kept])
+            found[row], whole = mask.copy(), whole and bool(kept.all())
+            found[row][mask] = kept
+        return there if whole else restorable(self._table, demands, found=found, pages=there.pages)
 
     def _needed(self, row: str, demand: Demand, there: Restorable) -> Mask:
         """Which pages any of the lengths needs of a row, ``bool[pages]``."""

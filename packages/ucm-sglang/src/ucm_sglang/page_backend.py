@@ -33,7 +33,7 @@ class PageBackend(PageCache):
         if view is None or not hashes:
             return NOTHING
         demands = [view.demand(KV_POOL, None), *(view.demand(*asked) for asked in side_pools.items())]
-        keys = {row: view.keys(row, hashes) for demand in demands for row in demand.rows}
+        keys = view.keys_of((row for demand in demands for row in demand.rows), hashes)
         answer = self._survey(view.space.coordinator, demands, keys)
         if not self._is_current(view):
             return NOTHING

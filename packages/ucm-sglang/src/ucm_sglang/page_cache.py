@@ -6,7 +6,7 @@ midst of a call leaves it in the old generation, in which loads fail and what is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -84,7 +84,12 @@ class View:
 
     def keys(self, row: str, hashes: Sequence[str]) -> Keys:
         """Keys of a row's objects that end where the pages do, ``uint8[n, 32]``."""
-        return self.pools.keys(row, digests_of(hashes))
+        return self.keys_of([row], hashes)[row]
+
+    def keys_of(self, rows: Iterable[str], hashes: Sequence[str]) -> dict[str, Keys]:
+        """`keys` of each of several rows."""
+        digests = digests_of(hashes)
+        return {row: self.pools.keys(row, digests) for row in rows}
 
     def blocks(self, row: str, pages: Pages) -> EngineBlocks:
         """Where the pages lie; LayoutError where there are not as many indices as the hashes need."""

@@ -1,0 +1,140 @@
+"""A lookup of SGLang's linker: 1000 pages of three components in the ring, beside SGLang's own file backend.
+
+Runs with the python of SGLang's environment; without SGLang there is only our figure. Of each page there is
+everything: keys and values, a window of eight pages, a state; so every length is legal, and all of it leased.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.frame import WALL, Figure, compare, in_turns, timed, within
+from benchmarks.rig import work_folder
+from ucm_core import CacheConfig, Model, ModelIdentity, Part, RowKind, SpecRow, SpecTable
+from ucm_core.engine_cache import EngineCache
+from ucm_core.flow.copy import BufferBlocks
+from ucm_position_key import Component, Pool
+from ucm_sglang.linked_pages import LinkedPages
+from ucm_sglang.page_cache import Int64s, Pages
+
+PAGES = 1000
+PAGE_TOKENS = 64
+WINDOW_PAGES = 8
+SIDES = {"swa": WINDOW_PAGES, "mamba": 1}
+MOST_S = 2e-3
+ROUNDS = 49
+
+PART = (Part("k", (1, 8), "float32"),)
+STATE = (Part("ssm", (64,), "float32"),)
+ROWS = (
+    SpecRow("full", RowKind.CHAIN, PAGE_TOKENS, (0,), PART),
+    SpecRow("window", RowKind.CHAIN, PAGE_TOKENS, (1,), PART, window=(WINDOW_PAGES - 1) * PAGE_TOKENS + 1),
+    SpecRow("state", RowKind.SNAPSHOT, PAGE_TOKENS, (2,), STATE),
+)
+TABLE = SpecTable(ROWS, PAGE_TOKENS)
+POOLS = (
+    Pool("kv", Component.FULL, ("full",)),
+    Pool("swa", Component.SWA, ("window",)),
+    Pool("mamba", Component.MAMBA, ("state",)),
+)
+
+
+class Memory:
+    """Stands for device pools: one page of zeros for every page."""
+
+    pools = POOLS
+    held = ROWS
+
+    def rows(self, pool_name: str) -> tuple[str, ...]:
+        """The one row of a pool."""
+        return next(pool.rows for pool in POOLS if pool.name == pool_name)
+
+    def blocks(self, pool_name: str, row_name: str, *, host_indices: Int64s) -> Any:
+        """Zeros, as many pages as there are indices for."""
+        del pool_name
+        row = TABLE.row(row_name)
+        per_page = 1 if row.kind is RowKind.SNAPSHOT else PAGE_TOKENS
+        return BufferBlocks(np.zeros((len(host_indices) // per_page, 1, row.unit_bytes), np.uint8))
+
+
+def figures() -> Iterator[Figure]:
+    """Ours against a time; against SGLang's file backend where there is one."""
+    hashes = [hashlib.sha256(str(page).encode()).hexdigest() for page in range(PAGES)]
+    what = f"linker lookup, {PAGES} pages of 3 components in the ring"
+    with work_folder() as folder:
+        pages = kept(folder / "root", hashes)
+        ours = partial(pages.lookup, "r", hashes, side_pools=SIDES)
+        assert ours() == tuple(range(1, PAGES + 1))
+        yield within(what, ours, limit_s=MOST_S, rounds=ROUNDS)
+        if importlib.util.find_spec("sglang") is None:
+            print("linker: SGLang's file backend is not measured, it is not installed here", flush=True)
+        else:
+            theirs = file_backend(folder / "files", hashes)
+            costs = in_turns({"ours": timed(ours), "theirs": timed(theirs)})
+            yield compare(
+                what, costs["ours"], costs["theirs"], peer="SGLang's file backend", limit=None, measure=WALL
+            )
+        pages.close()
+
+
+def kept(root: Path, hashes: list[str]) -> LinkedPages:
+    """A linker's pages, with every page of every component in its ring."""
+    identity = ModelIdentity(
+        config="{}", revision=None, compute_dtype="float32", kv_dtype="float32", weights=None,
+        grain_tokens=PAGE_TOKENS, table=TABLE.digest.hex(),
+    )  # fmt: skip
+    config = CacheConfig(root=root, ring_bytes=96 << 20, disk_bytes=1 << 30, grain_tokens=PAGE_TOKENS)
+    model = Model(root, TABLE, identity)
+    pages = LinkedPages(EngineCache(model, config, digest=lambda _: "5a" * 32), model)
+    pages.register(Memory())
+    for begin in range(0, PAGES, 100):
+        part = hashes[begin : begin + 100]
+        tokens = np.zeros(len(part) * PAGE_TOKENS, np.int64)
+        states = np.zeros(len(part), np.int64)
+        offload = pages.offload(
+            [Pages("kv", part, tokens), Pages("swa", part, tokens), Pages("mamba", part, states)]
+        )
+        offload.wait(time.monotonic() + 60)
+        assert pages.is_kept(offload)
+    return pages
+
+
+def file_backend(folder: Path, hashes: list[str]) -> Callable[[], object]:
+    """The same lookup of SGLang's `HiCacheFile`, whose files are there."""
+    from sglang.srt.mem_cache.hicache_storage import (
+        HiCacheFile,
+        HiCacheStorageConfig,
+        PoolHitPolicy,
+        PoolName,
+        PoolTransfer,
+    )
+
+    folder.mkdir()
+    backend = HiCacheFile(
+        HiCacheStorageConfig(
+            tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=False,
+            enable_storage_metrics=False, is_page_first_layout=False, model_name="m",
+        ),
+        file_path=str(folder),
+    )  # fmt: skip
+    sides = [
+        PoolTransfer(name, keys=["__placeholder__"] * count, hit_policy=PoolHitPolicy.TRAILING_PAGES)
+        for name, count in ((PoolName.SWA, WINDOW_PAGES), (PoolName.MAMBA, 1))
+    ]
+    for name in (None, PoolName.SWA, PoolName.MAMBA):
+        for key in hashes:
+            component = (
+                backend._get_component_key(key) if name is None else backend._get_component_key(key, name)
+            )
+            (folder / f"{component}.bin").touch()
+    answer = backend.batch_exists_v2(hashes, sides)
+    assert answer.kv_hit_pages == PAGES
+    return lambda: backend.batch_exists_v2(hashes, sides)
