@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 ENGINES = Path(__file__).parent / "engine"
+RENAMED = ENGINES / "renamed_models"
 REPOSITORY = Path(__file__).parents[1]
 START_LIMIT_S = 480.0
 ANSWER_LIMIT_S = 300.0
@@ -120,16 +121,19 @@ class EngineKind:
     runner: Path
     variables: Mapping[str, str]
     """Of its environment, beyond those of all."""
-    doubles: tuple[Path, ...] = ()
-    """Directories from which it imports first."""
+    added: tuple[Path, ...]
+    """Directories from which it imports first: test doubles, models."""
 
 
 VLLM = EngineKind(
     ENGINES / "vllm_runner.py",
     {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1"},
+    (RENAMED,),
 )
 SGLANG = EngineKind(
-    ENGINES / "sglang_runner.py", {"SGLANG_USE_CPU_ENGINE": "1"}, doubles=(ENGINES / "sglang_doubles",)
+    ENGINES / "sglang_runner.py",
+    {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_EXTERNAL_MODEL_PACKAGE": "ucm_renamed_models"},
+    (ENGINES / "sglang_doubles", RENAMED),
 )
 
 
@@ -154,7 +158,7 @@ def engine_environment(setup: EngineSetup) -> dict[str, str]:
     kept = {name: os.environ[name] for name in names if name in os.environ}
     home = str(setup.directory)
     ours = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache", "HF_HUB_OFFLINE": "1"}
-    ours["PYTHONPATH"] = os.pathsep.join(map(str, (*setup.kind.doubles, REPOSITORY)))
+    ours["PYTHONPATH"] = os.pathsep.join(map(str, (*setup.kind.added, REPOSITORY)))
     if not setup.multiprocess:
         ours["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return kept | ours | dict(setup.kind.variables)
@@ -183,15 +187,28 @@ class Engine:
         """Build the engine with `arguments` of its kind; raises EngineFailed when it refuses."""
         with contextlib.ExitStack() as undo:
             undo.callback(self.kill)
-            if (error := self.refusal(arguments)) is not None:
-                raise self._failure("start", f"refused: {error}")
+            self.begin_start(arguments)
+            self.end_start()
             undo.pop_all()
         return self
 
+    def begin_start(self, arguments: Mapping[str, Any]) -> None:
+        """Tell the process to build the engine and return at once; `end_start` waits for it."""
+        self._wait_ready()
+        self._send("start", arguments=dict(arguments))
+
+    def end_start(self) -> None:
+        """Wait for the engine of `begin_start`; raises EngineFailed when it refuses."""
+        if (error := self._end_refusal()) is not None:
+            raise self._failure("start", f"refused: {error}")
+
     def refusal(self, arguments: Mapping[str, Any]) -> str | None:
         """Try to build the engine; the text of its refusal, None when it started."""
-        self._wait_ready()
-        error = self._ask("start", arguments=dict(arguments))["error"]
+        self.begin_start(arguments)
+        return self._end_refusal()
+
+    def _end_refusal(self) -> str | None:
+        error = self._receive("start", START_LIMIT_S)["error"]
         return None if error is None else str(error)
 
     def generate(self, prompts: Sequence[Prompt], *, max_tokens: int = 8) -> list[Answer]:
@@ -224,6 +241,11 @@ class Engine:
         """Empty the engine's own prefix cache; with `connector` the weights count as changed."""
         if not self._ask("forget", connector=connector)["done"]:
             raise EngineFailed("the engine did not empty its prefix cache")
+
+    def update_weights(self, checkpoint: Path) -> None:
+        """Replace the running engine's weights by those of a checkpoint of the same shape."""
+        if not (answer := self._ask("update_weights", checkpoint=str(checkpoint)))["done"]:
+            raise EngineFailed(f"the engine did not take the weights: {answer['message']}")
 
     def abort(self, prompt: Prompt, *, after_s: float, max_tokens: int = 8) -> tuple[int, ...]:
         """Serve `prompt` and abort it so long after it was sent; the tokens of its answer until then."""
@@ -317,7 +339,7 @@ class Engine:
 
     def _ask(self, command: str, **fields: Any) -> dict[str, Any]:
         self._send(command, **fields)
-        return self._receive(command, START_LIMIT_S if command == "start" else ANSWER_LIMIT_S)
+        return self._receive(command, ANSWER_LIMIT_S)
 
     def _send(self, command: str, **fields: Any) -> None:
         assert self._process.stdin is not None

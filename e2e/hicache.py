@@ -19,6 +19,8 @@ def engine_arguments(checkpoint: Path, **more: Any) -> dict[str, Any]:
     common |= {"attention_backend": "torch_native", "dtype": "float32", "page_size": PAGE_TOKENS}
     # a fraction of the machine's free memory, of which the pool takes only what its tokens need
     common |= {"mem_fraction_static": 0.5, "max_total_tokens": 2048, "max_running_requests": 4}
+    # an idle scheduler asks for work all the time, and takes a core from the engine beside it
+    common |= {"sleep_on_idle": True}
     common |= {"disable_overlap_schedule": True, "disable_cuda_graph": True, "chunked_prefill_size": 256}
     return common | more
 

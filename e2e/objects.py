@@ -3,6 +3,7 @@
 import struct
 import time
 import zlib
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,17 +20,33 @@ WRITE_LIMIT_S = 60.0
 _FIXED = struct.Struct("<8sIIQ")  # magic, version, shards, stride
 
 
-def objects(root: Path) -> list[Path]:
-    """All object files under `root`, in name order."""
-    return sorted(path for path in root.glob("*/*/???/*") if not path.name.startswith("."))
+def objects(root: Path, *, but: Collection[str] = ()) -> list[Path]:
+    """All object files under `root`, in name order, `but` for those of some namespaces."""
+    found = (path for path in root.glob("*/*/???/*") if not path.name.startswith("."))
+    return sorted(path for path in found if path.parts[-4] not in but)
+
+
+def namespaces(root: Path) -> set[str]:
+    """The namespaces that have objects."""
+    return {path.parts[-4] for path in objects(root)}
 
 
 def rows(root: Path) -> dict[str, list[Path]]:
     """The object files by row."""
+    return by_row(objects(root))
+
+
+def by_row(paths: Iterable[Path]) -> dict[str, list[Path]]:
+    """Object files by row."""
     found: dict[str, list[Path]] = {}
-    for path in objects(root):
+    for path in paths:
         found.setdefault(path.parts[-3], []).append(path)
     return found
+
+
+def most(paths: Iterable[Path]) -> int:
+    """How many objects the row has that has most of them: one that keeps all blocks of a prefix."""
+    return max(map(len, by_row(paths).values()), default=0)
 
 
 def temporaries(root: Path) -> list[Path]:
@@ -56,22 +73,25 @@ def is_whole(path: Path) -> bool:
     return all(crc32c(payload[i * stride : (i + 1) * stride]) == each for i, each in enumerate(sums))
 
 
-def wait_whole(root: Path, count: int, *, writer: Engine) -> list[Path]:
-    """All objects under `root`, as soon as there are `count` whole ones; TimeoutError after a minute.
+def wait_whole(root: Path, count: int, *, writer: Engine, but: Collection[str] = ()) -> list[Path]:
+    """All objects, as `objects` has them, when they are whole and a row has `count`; waits a minute for it.
 
-    EngineFailed if their writer ends before that.
+    TimeoutError after that, EngineFailed if their writer ends.
     """
     deadline = time.monotonic() + WRITE_LIMIT_S
-    while len(found := objects(root)) < count or not all(map(is_whole, found)):
+    while most(found := objects(root, but=but)) < count or not all(map(is_whole, found)):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(found)} objects instead of {count} after {WRITE_LIMIT_S} s")
+            raise TimeoutError(f"{most(found)} objects of a row instead of {count} after {WRITE_LIMIT_S} s")
         writer.watch(LOOK_EVERY_S)
     return found
 
 
-def values(path: Path) -> NDArray[np.float32]:
-    """What an object holds, shard by shard without padding for shards of whole strides, as float32."""
-    return np.frombuffer(path.read_bytes()[HEADER_BYTES:], dtype="<f4")
+def values(path: Path, dtype: str) -> NDArray[np.float32]:
+    """What an object of "float32" or "bfloat16" holds, shard by shard with zeros where it is padded."""
+    payload = path.read_bytes()[HEADER_BYTES:]
+    if dtype == "bfloat16":  # the upper half of a float32
+        return (np.frombuffer(payload, dtype="<u2").astype("<u4") << 16).view("<f4")
+    return np.frombuffer(payload, dtype="<f4")
 
 
 def fill_with_noise(path: Path) -> None:

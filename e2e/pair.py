@@ -1,77 +1,29 @@
-"""Both engines, vLLM and SGLang, on the same checkpoints in float32, and what each computes without UCM."""
+"""Both engines on the same checkpoints, and the runs of them that several stories look at."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from e2e import objects
+from e2e.crossing import Crossed, cross
 from e2e.harness import SGLANG, Answer, Engine, EngineSetup, Prompt
-from e2e.hicache import PAGE_TOKENS, engine_arguments, ucm
-from e2e.models import MAX_TOKENS, tokens
+from e2e.hicache import engine_arguments, ucm
+from e2e.models import MAX_TOKENS, MODELS, Model, connector, llm_arguments, tokens
 from e2e.runs import Runs, serve_apart
+from e2e.shared import DENSE, SHARED, Shared
 
 MORE = tokens(60, seed=21)
 """What the next turn of a prompt has after the answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """A family that both engines run on a CPU, and what is asked of it.
-
-    The seeds of its prompts are such that no step of their answers is a close call, which a test measures.
-    """
-
-    family: str
-    seeds: tuple[int, int, int]
-    vllm: Mapping[str, Any]
-    """Arguments of `vllm.LLM` beyond those that its model has."""
-    lengths: tuple[int, int, int] = (200, 330, 200)
-    """Prompt tokens; SGLang takes the second prompt in two chunks."""
-
-    @property
-    def first(self) -> tuple[Prompt, ...]:
-        """Two prompts that one engine serves and saves."""
-        return self._prompts[:2]
-
-    @property
-    def other(self) -> tuple[Prompt, ...]:
-        """A prompt that begins like neither."""
-        return self._prompts[2:]
-
-    @property
-    def _prompts(self) -> tuple[Prompt, ...]:
-        pairs = zip(self.lengths, self.seeds, strict=True)
-        return tuple(Prompt(tokens(length, seed=seed)) for length, seed in pairs)
-
-
-SHARED = {
-    one.family: one
-    for one in (
-        Shared("dense", (6, 5, 1), {"dtype": "float32", "block_size": 32, "num_gpu_blocks_override": 256}),
-    )
-}
-
-
-def served_again(answer: Answer) -> int:
-    """Tokens of the same prompt that a cache may serve SGLang: whole pages, and never the last token."""
-    return (answer.prompt_tokens - 1) // PAGE_TOKENS * PAGE_TOKENS
-
-
-def saved_tokens(answer: Answer) -> int:
-    """Tokens of a request in whole pages; the last of its answer is never computed."""
-    return (answer.prompt_tokens + len(answer.tokens) - 1) // PAGE_TOKENS * PAGE_TOKENS
-
-
-def page_count(*answers: Answer) -> int:
-    """Pages that requests leave behind, and objects of a model with one row."""
-    return sum(saved_tokens(answer) for answer in answers) // PAGE_TOKENS
+POOL_TOKENS = 8192
+"""Of vLLM's pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """An engine without UCM: every prompt with its own caches empty, but for the last."""
+    """SGLang without UCM: every prompt with its own caches empty, but for the last."""
 
     first: tuple[Answer, ...]
     longer: tuple[Answer, ...]
@@ -96,59 +48,79 @@ class Saved:
 
 
 class Pair:
-    """Starts either engine; remembers the runs that several stories look at."""
+    """Starts the engines; remembers the runs that several stories look at."""
 
     def __init__(self, runs: Runs, python: Path) -> None:
         self.runs = runs
         self._setup = EngineSetup(python, runs.directory, multiprocess=True, kind=SGLANG)
-        self.sglang_alone = cache(self._run_sglang)
-        self.vllm_alone = cache(self._run_vllm)
+        self.alone = cache(self._run_alone)
         self.saved = cache(self._run_saving)
+        self.crossed = cache(self._run_crossing)
 
-    def sglang(self, name: str, family: str, root: Path | None, **settings: Any) -> Engine:
-        """An engine of SGLang on `family`, with UCM on `root` if that is not None."""
+    def sglang(self, name: str, root: Path | None, shared: Shared = DENSE, **settings: Any) -> Engine:
+        """An engine of SGLang, with UCM on `root` if that is not None."""
+        return self._process(name, shared).start(self._sglang_arguments(shared, root, **settings))
+
+    @contextmanager
+    def both(self, name: str, shared: Shared, root: Path) -> Iterator[tuple[Engine, Engine]]:
+        """Engines of vLLM and SGLang, with UCM on one root in grains of a page; they start together."""
+        vllm = self.runs.process(f"vllm-{shared.name}-{name}")
+        with vllm, self._process(name, shared) as sglang:
+            vllm.begin_start(self._vllm_arguments(shared, root))
+            sglang.begin_start(self._sglang_arguments(shared, root))
+            vllm.end_start()
+            sglang.end_start()
+            yield vllm, sglang
+
+    def root_copy(self, name: str) -> Path:
+        """A copy of the root that the saving run left."""
+        return self.runs.copy(self.saved().root, f"sglang-{name}")
+
+    def _process(self, name: str, shared: Shared) -> Engine:
+        return self.runs.process(f"sglang-{shared.name}-{name}", self._setup)
+
+    def _sglang_arguments(self, shared: Shared, root: Path | None, **settings: Any) -> dict[str, Any]:
         behind = {} if root is None else ucm(root, **settings)
-        engine = self.runs.process(f"sglang-{family}-{name}", self._setup)
-        return engine.start(engine_arguments(self.runs.checkpoint(family), **behind))
+        cut = {"page_size": shared.page_tokens, "dtype": shared.dtype}
+        return engine_arguments(self.runs.checkpoint(shared.family), **cut, **behind)
 
-    def vllm(self, name: str, family: str, root: Path | None) -> Engine:
-        """An engine of vLLM on `family`, with UCM on `root` if that is not None, in grains of a page."""
-        settings = {"grain_tokens": PAGE_TOKENS}
-        return self.runs.engine(f"pair-{name}", family, root, settings=settings, **SHARED[family].vllm)
+    def _vllm_arguments(self, shared: Shared, root: Path) -> dict[str, Any]:
+        cut = {"block_size": shared.block_tokens, "dtype": shared.dtype}
+        cut |= {"num_gpu_blocks_override": POOL_TOKENS // shared.block_tokens}
+        behind = connector(root, grain_tokens=shared.page_tokens)
+        model = MODELS.get(shared.family, Model(shared.family, shared.block_tokens))
+        checkpoint = self.runs.checkpoint(shared.family)
+        return llm_arguments(model, checkpoint, kv_transfer_config=behind, **cut)
 
-    def root_copy(self, family: str, name: str) -> Path:
-        """A copy of the root that the saving run of `family` left."""
-        return self.runs.copy(self.saved(family).root, f"sglang-{family}-{name}")
+    def _run_alone(self) -> Alone:
+        with self.sglang("alone", None) as engine:
+            first = serve_apart(engine, DENSE.first)
+            turns = zip(DENSE.first, first, strict=True)
+            longer = tuple(Prompt(prompt.tokens + answer.tokens + MORE) for prompt, answer in turns)
+            return Alone(
+                first,
+                longer=serve_apart(engine, longer),
+                other=serve_apart(engine, DENSE.other),
+                again=engine.generate(DENSE.other, max_tokens=MAX_TOKENS)[0],
+                longer_prompts=longer,
+            )
 
-    def _run_sglang(self, family: str) -> Alone:
-        with self.sglang("alone", family, None) as engine:
-            return _serve_alone(engine, SHARED[family])
-
-    def _run_vllm(self, family: str) -> Alone:
-        with self.vllm("alone", family, None) as engine:
-            return _serve_alone(engine, SHARED[family])
-
-    def _run_saving(self, family: str) -> Saved:
-        root = self.runs.empty_root(f"sglang-{family}")
+    def _run_saving(self) -> Saved:
+        root = self.runs.empty_root("sglang-saved")
         answers: list[Answer] = []
         pages: list[frozenset[Path]] = [frozenset()]
-        with self.sglang("saving", family, root) as engine:
-            for prompt in SHARED[family].first:
+        with self.sglang("saving", root) as engine:
+            for prompt in DENSE.first:
                 answers += serve_apart(engine, (prompt,))
-                found = objects.wait_whole(root, page_count(*answers), writer=engine)
+                found = objects.wait_whole(root, DENSE.pages(answers), writer=engine)
                 pages.append(frozenset(path.relative_to(root) for path in found).difference(*pages))
-            (flushed,) = serve_apart(engine, SHARED[family].first[:1])
+            (flushed,) = serve_apart(engine, DENSE.first[:1])
         return Saved(root, tuple(answers), flushed, tuple(pages[1:]))
 
-
-def _serve_alone(engine: Engine, shared: Shared) -> Alone:
-    first = serve_apart(engine, shared.first)
-    turns = zip(shared.first, first, strict=True)
-    longer = tuple(Prompt(prompt.tokens + answer.tokens + MORE) for prompt, answer in turns)
-    return Alone(
-        first,
-        longer=serve_apart(engine, longer),
-        other=serve_apart(engine, shared.other),
-        again=engine.generate(shared.other, max_tokens=MAX_TOKENS)[0],
-        longer_prompts=longer,
-    )
+    def _run_crossing(self, name: str) -> Crossed:
+        shared, root = SHARED[name], self.runs.empty_root(f"crossed-{name}")
+        if shared.onto is not None:
+            root = self.runs.copy(self.crossed(shared.onto).root, f"crossed-{name}")
+        with self.both("crossing", shared, root) as (vllm, sglang):
+            checkpoint = self.runs.checkpoint(shared.family)
+            return cross(vllm, sglang, shared=shared, root=root, checkpoint=checkpoint)

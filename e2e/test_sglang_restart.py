@@ -12,8 +12,9 @@ import pytest
 from e2e import objects
 from e2e.harness import Answer
 from e2e.models import MAX_TOKENS
-from e2e.pair import SHARED, Alone, Pair, Saved, saved_tokens, served_again
+from e2e.pair import Alone, Pair, Saved
 from e2e.runs import serve_apart
+from e2e.shared import DENSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,47 +32,41 @@ class Resumed:
     """The second prompt after that."""
 
 
-@pytest.fixture(scope="module", params=SHARED)
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module")
+def alone(pair: Pair) -> Alone:
+    return pair.alone()
 
 
 @pytest.fixture(scope="module")
-def alone(pair: Pair, family: str) -> Alone:
-    return pair.sglang_alone(family)
+def saved(pair: Pair) -> Saved:
+    return pair.saved()
 
 
 @pytest.fixture(scope="module")
-def saved(pair: Pair, family: str) -> Saved:
-    return pair.saved(family)
-
-
-@pytest.fixture(scope="module")
-def resumed(pair: Pair, family: str, alone: Alone) -> Resumed:
-    shared = SHARED[family]
-    salted = replace(shared.first[0], salt="tenant-b")
-    with pair.sglang("resuming", family, pair.root_copy(family, "resumed")) as engine:
+def resumed(pair: Pair, alone: Alone) -> Resumed:
+    salted = replace(DENSE.first[0], salt="tenant-b")
+    with pair.sglang("resuming", pair.root_copy("resumed")) as engine:
         return Resumed(
-            first=serve_apart(engine, shared.first),
+            first=serve_apart(engine, DENSE.first),
             longer=serve_apart(engine, alone.longer_prompts),
-            other=serve_apart(engine, shared.other),
+            other=serve_apart(engine, DENSE.other),
             salted=serve_apart(engine, (salted,)) + tuple(engine.generate([salted], max_tokens=MAX_TOKENS)),
-            aborted=tuple(engine.abort(shared.first[1], after_s=s, max_tokens=MAX_TOKENS) for s in (0, 0.1)),
-            after=serve_apart(engine, shared.first[1:]),
+            aborted=tuple(engine.abort(DENSE.first[1], after_s=s, max_tokens=MAX_TOKENS) for s in (0, 0.1)),
+            after=serve_apart(engine, DENSE.first[1:]),
         )
 
 
 @pytest.fixture(scope="module")
-def damaged(pair: Pair, family: str, saved: Saved) -> tuple[Answer, ...]:
+def damaged(pair: Pair, saved: Saved) -> tuple[Answer, ...]:
     """The first prompts, served from noise and from files that were cut short."""
-    root = pair.root_copy(family, "damaged")
+    root = pair.root_copy("damaged")
     for path in saved.pages[0]:
         objects.fill_with_noise(root / path)
         assert objects.is_whole(root / path)
     for path in saved.pages[1]:
         objects.cut_short(root / path)
-    with pair.sglang("damaged", family, root) as engine:
-        return serve_apart(engine, SHARED[family].first)
+    with pair.sglang("damaged", root) as engine:
+        return serve_apart(engine, DENSE.first)
 
 
 def tokens_of(answers: Sequence[Answer]) -> list[tuple[int, ...]]:
@@ -90,7 +85,7 @@ def test_saving_changes_no_token(alone: Alone, saved: Saved) -> None:
 
 
 def test_what_was_flushed_is_served(alone: Alone, saved: Saved) -> None:
-    assert served([saved.flushed]) == [served_again(saved.flushed)]
+    assert served([saved.flushed]) == [DENSE.served_sglang(saved.flushed)]
     assert saved.flushed.tokens == alone.first[0].tokens
 
 
@@ -99,7 +94,7 @@ def test_the_same_prompts_give_the_same_tokens(alone: Alone, resumed: Resumed) -
 
 
 def test_the_same_prompts_compute_less_than_a_page_and_the_last_token(resumed: Resumed) -> None:
-    assert served(resumed.first) == [served_again(answer) for answer in resumed.first]
+    assert served(resumed.first) == [DENSE.served_sglang(answer) for answer in resumed.first]
 
 
 def test_longer_prompts_give_the_same_tokens(alone: Alone, resumed: Resumed) -> None:
@@ -107,7 +102,7 @@ def test_longer_prompts_give_the_same_tokens(alone: Alone, resumed: Resumed) -> 
 
 
 def test_longer_prompts_resume_from_the_deepest_saved_page(alone: Alone, resumed: Resumed) -> None:
-    assert served(resumed.longer) == [saved_tokens(answer) for answer in alone.first]
+    assert served(resumed.longer) == [DENSE.saved_tokens(answer) for answer in alone.first]
 
 
 def test_different_prompts_are_computed_and_right(alone: Alone, resumed: Resumed) -> None:
@@ -118,7 +113,7 @@ def test_different_prompts_are_computed_and_right(alone: Alone, resumed: Resumed
 def test_another_salt_is_served_nothing_and_right_tokens(alone: Alone, resumed: Resumed) -> None:
     before, again = resumed.salted
     assert served([before]) == [0]
-    assert again.cached_tokens == served_again(again)
+    assert again.cached_tokens == DENSE.served_sglang(again)
     assert tokens_of(resumed.salted) == tokens_of(alone.first[:1]) * 2
 
 
@@ -126,11 +121,11 @@ def test_a_request_that_is_aborted_spoils_nothing(alone: Alone, resumed: Resumed
     right = alone.first[1].tokens
     assert all(tokens == right[: len(tokens)] for tokens in resumed.aborted)
     assert tokens_of(resumed.after) == [right]
-    assert served(resumed.after) == [served_again(answer) for answer in resumed.after]
+    assert served(resumed.after) == [DENSE.served_sglang(answer) for answer in resumed.after]
 
 
 def test_noise_in_the_files_changes_the_tokens(alone: Alone, damaged: tuple[Answer, ...]) -> None:
-    assert served(damaged[:1]) == [served_again(damaged[0])]
+    assert served(damaged[:1]) == [DENSE.served_sglang(damaged[0])]
     assert damaged[0].tokens != alone.first[0].tokens
 
 

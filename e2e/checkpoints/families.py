@@ -6,6 +6,7 @@ Names and shapes are those of published checkpoints.
 | --- | --- | --- |
 | dense | full attention, grouped queries | Llama |
 | window | full attention and a sliding window of 64, alternating | gpt-oss |
+| sliding | full attention and a sliding window of 48, alternating | Gemma 3, renamed |
 | mla | multi-head latent attention | DeepSeek-V3 without experts and without a compressed query |
 | mamba | Mamba2 state and full attention | Granite hybrid |
 | gdn | gated delta net state and full attention | Qwen3-Next |
@@ -78,6 +79,10 @@ def _common(architecture: str, model_type: str, **more: object) -> dict[str, obj
 
 def _ones(name: str, length: int) -> Weight:
     return Weight(name, (length,), scale=0.0, mean=1.0)
+
+
+def _zeros(name: str, length: int) -> Weight:
+    return Weight(name, (length,), scale=0.0)
 
 
 def _linear(
@@ -165,6 +170,30 @@ def window_family(size: Size = TINY) -> Family:
     rope = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
     rope |= {"original_max_position_embeddings": 4096, "truncate": False}
     return Family(config | size.settings | {"rope_parameters": rope}, tuple(weights))
+
+
+def sliding_family() -> Family:
+    """Gemma 3, 4 layers: sliding window of 48 and full attention in turn, float32.
+
+    Under its own name SGLang keeps its windows in the pool of full attention. Under another one it has a pool
+    for them when the config says which layers have one, in words of SGLang's.
+    """
+    scale, kinds = 0.08, ["sliding_attention", "full_attention"] * 2
+    # this architecture's RMS norms store the difference from one, and it scales embeddings up
+    weights = [Weight("model.embed_tokens.weight", (512, HIDDEN), 0.02), _zeros("model.norm.weight", HIDDEN)]
+    for layer in (f"model.layers.{index}" for index in range(len(kinds))):
+        weights += [*_attention(layer), *_gated_mlp(f"{layer}.mlp", HIDDEN, 256, scale=scale)]
+        weights += [_zeros(f"{layer}.self_attn.{name}_norm.weight", HEAD_DIM) for name in ("q", "k")]
+        weights += _norms(layer, HIDDEN, mean=0.0)
+        weights += [
+            _zeros(f"{layer}.{name}_feedforward_layernorm.weight", HIDDEN) for name in ("pre", "post")
+        ]
+    config = _common("SlidingForCausalLM", "gemma3_text", num_hidden_layers=len(kinds), layer_types=kinds)
+    config |= {"sliding_window": 48, "query_pre_attn_scalar": HEAD_DIM, "rope_local_base_freq": 10000.0}
+    config |= {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+    config |= {"is_hybrid_swa": True, "hybrid_layer_pattern": [int(kind == kinds[0]) for kind in kinds]}
+    del config["rope_parameters"], config["hidden_act"]
+    return Family(config, tuple(weights), dtype="F32")
 
 
 def mla_family(size: Size = TINY) -> Family:
@@ -318,6 +347,7 @@ def _experts(prefix: str, hidden: int, inner: int) -> Iterator[Weight]:
 FAMILIES = {
     "dense": dense_family,
     "window": window_family,
+    "sliding": sliding_family,
     "mla": mla_family,
     "mamba": mamba_family,
     "gdn": gdn_family,

@@ -10,6 +10,7 @@ processes; the end of the input ends them too.
 | generate | prompts, max_tokens | one `answer` per prompt, served one after the other |
 | together | prompts, max_tokens | the same, served in one batch |
 | forget | | the engine's own caches, on the device and on the host, are emptied |
+| update_weights | checkpoint | done, message; the engine takes the weights of a checkpoint as it runs |
 | abort | prompt, max_tokens, after_s | tokens of its answer; aborted so long after it was sent |
 """
 
@@ -55,6 +56,11 @@ class Runner:
         while not (done := self._engine.flush_cache().success) and time.monotonic() < deadline:
             pass  # a round trip to the scheduler is the pause between two tries
         return {"done": done}
+
+    def update_weights(self, command: Json) -> Json:
+        """Replace the weights in place; SGLang empties its own caches with it."""
+        done, message, *_ = self._engine.update_weights_from_disk(command["checkpoint"])
+        return {"done": done, "message": message}
 
     def abort(self, command: Json) -> Json:
         """Serve a prompt and abort it `after_s` seconds later, wherever it is by then."""
