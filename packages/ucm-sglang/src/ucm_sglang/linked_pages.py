@@ -123,7 +123,7 @@ class LinkedPages(PageCache):
     ) -> Restorable:
         """What of the lengths that are ``there`` lies in the ring, kept there for ``attempt``."""
         needed = {row: self._needed(row, demand, there) for demand in demands for row in demand.rows}
-        wanted = {row: keys[row][: len(mask)][mask] for row, mask in needed.items()}
+        wanted = {row: _those(keys[row][: len(mask)], mask) for row, mask in needed.items()}
         lease = view.space.leases.take(attempt, wanted)
         if any(not _kept(lease, row, part).all() for row, part in wanted.items()):
             self._bring(view, keys, needed)
@@ -131,7 +131,7 @@ class LinkedPages(PageCache):
         found, whole = {}, True
         for row, mask in needed.items():
             kept = _kept(lease, row, wanted[row])
-            view.space.stores[row].touch(wanted[row][kept])
+            view.space.stores[row].touch(_those(wanted[row], kept))
             found[row], whole = mask.copy(), whole and bool(kept.all())
             found[row][mask] = kept
         return there if whole else restorable(self._table, demands, found=found, pages=there.pages)
@@ -177,6 +177,11 @@ class LinkedPages(PageCache):
                 handle.ticket.wait()
             return None
         return LinkedLoad(StepLoad(request, handles), keys, view, moment)
+
+
+def _those(keys: Keys, mask: Mask) -> Keys:
+    """The keys that the mask has; no copy where that is all of them."""
+    return keys if mask.all() else keys[mask]
 
 
 def _kept(lease: Lease, row: str, keys: Keys) -> Mask:
