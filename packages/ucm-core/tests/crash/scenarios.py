@@ -35,7 +35,7 @@ OLD = tuple(range(5))
 """Numbers of objects that are on the medium before anything is struck."""
 BASE = bytes(32)
 """The identity whose generation is counted."""
-WAIT_S = 30.0
+WAIT_S = 120.0
 FRESH = 16
 """Objects of its own that a struck process may touch."""
 

@@ -25,7 +25,7 @@ from shim import Action, Shim, Strike
 
 from ucm_core.errors import UcmError
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 """Nothing takes so long; what does, hangs."""
 MAX_FAILURES = 8
 LOOKS = ("call.stat", "call.list")
