@@ -1,4 +1,4 @@
-"""How SGLang runs in the stories: arguments of `sglang.Engine`, and UCM behind its host cache, HiCache."""
+"""How SGLang runs in the stories: arguments of `sglang.Engine`, and UCM with a host cache or without one."""
 
 import json
 from pathlib import Path
@@ -30,6 +30,14 @@ def ucm(root: Path, *, layout: str = LAYOUTS[0], **settings: Any) -> dict[str, A
     named = {"backend_name": "ucm", "module_path": "ucm_sglang", "class_name": "UCMHiCache"}
     extra = named | {"interface_v1": 1, "root": str(root), "ring_bytes": RING_BYTES} | settings
     return storage("dynamic", layout=layout, **extra)
+
+
+def linker(root: Path, **settings: Any) -> dict[str, Any]:
+    """Engine arguments for UCM at the radix tree, without a host cache."""
+    extra = {"root": str(root), "ring_bytes": RING_BYTES} | settings
+    told = {"linker": "UCMLinker", "linker_module_path": "ucm_sglang", "linker_extra_config": extra}
+    named = {"unified_cache_external_linker_backend": "dynamic", "unified_cache_external_linker_config": told}
+    return {"enable_unified_cache_external_linker": True, **named}
 
 
 def storage(backend: str, *, layout: str = LAYOUTS[0], **extra: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from e2e import objects
 from e2e.crossing import Crossed, cross
 from e2e.harness import SGLANG, Answer, Engine, EngineSetup, Prompt
-from e2e.hicache import engine_arguments, ucm
+from e2e.hicache import engine_arguments, linker, ucm
 from e2e.models import MAX_TOKENS, MODELS, Model, connector, llm_arguments, tokens
 from e2e.runs import Runs, serve_apart
 from e2e.shared import DENSE, SHARED, Shared
@@ -60,6 +60,11 @@ class Pair:
     def sglang(self, name: str, root: Path | None, shared: Shared = DENSE, **settings: Any) -> Engine:
         """An engine of SGLang, with UCM on `root` if that is not None."""
         return self._process(name, shared).start(self._sglang_arguments(shared, root, **settings))
+
+    def linked(self, name: str, root: Path) -> Engine:
+        """An engine of SGLang with UCM on `root` at its radix tree, without a host cache."""
+        checkpoint = self.runs.checkpoint(DENSE.family)
+        return self._process(name, DENSE).start(engine_arguments(checkpoint, **linker(root)))
 
     @contextmanager
     def both(self, name: str, shared: Shared, root: Path) -> Iterator[tuple[Engine, Engine]]:
