@@ -2,10 +2,11 @@
 
 The neighbour opens, moves and renames files of the same size with O_DIRECT, compiled, without a checksum:
 with 1, 2 and 4 threads, and with an io_uring of 8 and 32 places where the kernel has one. The fastest is
-the peer for the rate. The peer for processor time is the bare call, at the size and with as many threads as
+the peer for the rate. The peer for processor time is the bare call for each unit, with as many threads as
 ours, and one pass of the checksum over memory that no cache holds. The bare call finds its file open, and a
-new one where it writes. What the file system takes to make, close and rename a file is told beside, for it is
-in no bare call, and ours has to make files; so is what remains without the name that they get at last. All of
+new one where it writes. An object of many units is moved by fewer calls: it has the limit. One of a single
+unit pays for a file of its own, which is in no bare call, and has none. What the file system takes to make,
+close and rename a file is told beside; so is what remains without the name that they get at last. All of
 them move bytes between the disk and memory that is shared between processes.
 
 Ours is measured with both of its engines. Folders are there already, as in any root that is in use: keys are
@@ -42,53 +43,60 @@ from ucm_core.store.pool import Priority
 from ucm_core.store.tiers import CHUNK_BYTES
 
 ROUND_BYTES = 96 << 20
-UNITS = {"256 KiB": 1 << 18, "1 MiB": 1 << 20, "4 MiB": 1 << 22, "64 KiB": 1 << 16}
+UNITS = {"256 KiB": 1 << 18, "1 MiB": 1 << 20, "4 MiB": 1 << 22}
+MODEL_SHARDS = 16
+"""Units of an object, one per layer of a model; fewer where a round would be of fewer than six objects."""
 WAYS = {"save": "durable save", "load": "cold load"}
-LIMITED = {"256 KiB", "1 MiB", "4 MiB"}
-"""Units below have no limit."""
 ENGINES = ("threads 1", "threads 2", "threads 4", "uring 8", "uring 32")
 LEAST_RATE, MOST_PROCESSOR = 0.9, 1.15
 TURNS = 3
 
 
 def figures() -> Iterator[Figure]:
-    """Objects of one unit, 96 MiB a round: two pieces for each thread that writes. No page is cached."""
+    """Objects of many units and of one, 96 MiB a round: two pieces for each writing thread, none cached."""
     with work_folder() as folder:
         for name, unit_bytes in UNITS.items():
-            (folder / name).mkdir()
-            yield from of(name, folder / name, Geometry(1, unit_bytes))
+            for shards in (min(MODEL_SHARDS, ROUND_BYTES // 6 // unit_bytes), 1):
+                place = folder / f"{shards}-{name}"
+                place.mkdir()
+                yield from of(f"{shards} x {name}", place, Geometry(shards, unit_bytes))
 
 
 def of(size: str, folder: Path, geometry: Geometry) -> Iterator[Figure]:
     """Both ways for one size."""
     objects = ROUND_BYTES // geometry.payload_bytes
-    plain = folder / "plain"
-    plain.mkdir()
-    words = ("files", str(plain), str(objects), str(geometry.object_bytes))
     with (
         Rig(folder / "root", geometry, slots=3 * objects) as rig,
         Rig(folder / "uring", geometry, slots=3 * objects, uring=True) as second,
-        Neighbour(*words) as neighbour,
+        neighbour(folder / "plain", objects, geometry.object_bytes) as files,
+        neighbour(folder / "units", objects * geometry.shards, geometry.stride) as units,
     ):
         if not rig.root.direct:
             raise SystemExit(f"{folder} takes no O_DIRECT: nothing cold can be measured here")
         ours = {"threads": OurFiles(rig, objects), "uring": OurFiles(second, objects)}
         for way, verb in {"save": "write", "load": "read"}.items():
-            own = {engine: getattr(files, way) for engine, files in ours.items()}
-            costs = in_turns(own | rounds(verb, neighbour, rig), TURNS)
+            own = {engine: getattr(each, way) for engine, each in ours.items()}
+            costs = in_turns(own | rounds(verb, files, units, rig=rig), TURNS)
             for engine in own:
-                yield from both(f"{WAYS[way]}, {size}, {engine}", engine, costs, limited=size in LIMITED)
+                what = f"{WAYS[way]}, {size}, {engine}"
+                yield from both(what, engine, costs, limited=geometry.shards > 1)
 
 
-def rounds(verb: str, neighbour: Neighbour, rig: Rig) -> dict[str, Round]:
+def neighbour(folder: Path, count: int, size_bytes: int) -> Neighbour:
+    """One whose files are so many and so large."""
+    folder.mkdir()
+    return Neighbour("files", str(folder), str(count), str(size_bytes))
+
+
+def rounds(verb: str, files: Neighbour, units: Neighbour, *, rig: Rig) -> dict[str, Round]:
     """Every engine of the neighbour, and the parts of the bar for processor time."""
-    engines = [name for name in ENGINES if neighbour.answer(f"{verb} {name}") is not None]
+    engines = [name for name in ENGINES if files.answer(f"{verb} {name}") is not None]
     cold = page_memory(2 * ROUND_BYTES // rig.geometry.payload_bytes, rig.geometry)
     halves = itertools.cycle(np.split(cold, 2))
     return {
-        **{name: neighbour.round(f"{verb} {name}") for name in engines},
-        "bare": neighbour.round(f"{verb} bare {rig.pool.threads}"),
-        "made": neighbour.round(f"write new {rig.pool.threads}" if verb == "write" else "read threads 4"),
+        **{name: files.round(f"{verb} {name}") for name in engines},
+        "bare": units.round(f"{verb} bare {rig.pool.threads}"),
+        "made": files.round(f"write new {rig.pool.threads}" if verb == "write" else "read threads 4"),
         "checksum": timed(lambda: [_native.crc32c(unit.reshape(-1)) for unit in next(halves)]),
     }
 
@@ -103,7 +111,7 @@ def both(what: str, engine: str, costs: dict[str, list[Cost]], *, limited: bool)
     processor = processor_per_gb(ROUND_BYTES)
     held: list[tuple[list[Cost], str, float | None, Measure]] = [
         (best, f"the fastest engine here: {name}", LEAST_RATE, rate(ROUND_BYTES)),
-        (bar, "bare O_DIRECT call and checksum", MOST_PROCESSOR, processor),
+        (bar, "bare O_DIRECT call a unit, and checksum", MOST_PROCESSOR, processor),
         (made, "the call with open and close, and checksum", None, processor),
         (whole, f"{name}, with open and rename, and checksum", None, processor),
     ]
