@@ -37,12 +37,35 @@ def test_every_layer_is_asked_for_at_once_the_first_most_urgently():
     loads.batch.give_up()
 
 
-def test_a_layer_waits_for_its_own_bytes_only():
+def test_a_layer_does_not_wait_for_those_behind_it():
     loads = Loads()
-    loads.bring(1)
+    loads.bring(0, 1)
     loads.batch.wait_until(1)  # would wait for a minute if it waited for any other
     assert not loads.rows["full"].ticket.done
     loads.batch.give_up()
+
+
+@pytest.mark.parametrize("layer", range(4))
+def test_the_last_layer_waits_for_those_before_it(layer):
+    """SGLang waits for it alone before it replays a whole forward, or copies the states of all layers."""
+    loads, seen = Loads(), []
+    loads.bring(*(other for other in range(5) if other != layer))
+    waiter = threading.Thread(target=lambda: (loads.batch.wait_until(4), seen.append("read")))
+    waiter.start()
+    seen.append("brought")
+    loads.bring(layer)
+    waiter.join(60)
+    assert seen == ["brought", "read"]
+    loads.batch.give_up()
+
+
+@pytest.mark.parametrize("layer", range(4))
+def test_what_never_comes_has_failed_when_the_last_layer_was_waited_for(layer):
+    loads = Loads(wait_s=0.0)
+    loads.bring(*(other for other in range(5) if other != layer))
+    loads.batch.wait_until(4)
+    assert all(handle.ticket.done for handle in loads.rows.values())
+    assert loads.batch.finish() is False
 
 
 def test_a_layer_waits_until_its_bytes_are_there():
@@ -56,10 +79,14 @@ def test_a_layer_waits_until_its_bytes_are_there():
     loads.batch.give_up()
 
 
-def test_a_layer_without_anything_to_load_waits_for_nothing():
-    loads = Loads()
-    loads.batch.wait_until(17)
-    loads.batch.give_up()
+@pytest.mark.parametrize("layer", [-1, 0])
+def test_a_layer_with_nothing_to_load_up_to_it_waits_for_nothing(layer):
+    view = ViewDouble()
+    batch = LoadBatch(
+        [view.load(state=HandleDouble(1))], plan_of([STATE]), is_current=lambda _: True, wait_s=60.0
+    )
+    batch.wait_until(layer)
+    batch.give_up()
 
 
 def test_all_that_came_is_finished_whether_or_not_a_layer_waited():
@@ -159,25 +186,40 @@ def test_batches_are_told_apart_by_number():
 def test_layers_count_from_the_first_of_the_stage():
     counter, loads = LayerCounter(first_layer=2), Loads()
     counter.set_consumer(counter.begin(loads.batch))
-    loads.bring(3)
+    loads.bring(0, 1, 2, 3)
     counter.wait_until(1)
     counter.reset()
 
 
-@pytest.mark.parametrize("index", [-1, 5])
-def test_where_nothing_was_begun_nothing_is_waited_for(index):
+@pytest.mark.parametrize("first_layer", [0, 2])
+def test_the_layers_are_as_many_as_may_have_to_wait(first_layer):
+    """SGLang waits for the last of them where it waits for all."""
+    counter, loads = LayerCounter(first_layer), Loads()
+    counter.set_consumer(counter.begin(loads.batch))
+    assert counter.num_layers == 5 - first_layer
+    loads.bring(*range(5))
+    counter.wait_until(counter.num_layers - 1)
+    assert counter.finish(0) is True
+    counter.set_consumer(counter.begin(failed_batch()))
+    assert counter.num_layers == 0
+    counter.wait_until(counter.num_layers - 1)
+
+
+@pytest.mark.parametrize(("index", "came"), [(-1, True), (5, False)])
+def test_where_nothing_was_begun_nothing_is_waited_for(index, came):
+    """-1 says that nothing had to come; of another number nobody knows that anything did."""
     counter = LayerCounter()
     counter.set_consumer(index)
     counter.wait_until(0)
-    assert counter.finish(index) is True
+    assert counter.num_layers == 0
+    assert counter.finish(index) is came
 
 
 def test_a_batch_is_finished_once():
     counter, loads = LayerCounter(), Loads()
-    loads.bring(0, 1, 2, 3)
-    loads.bring(4, code=MISS)
+    loads.bring(*range(5))
     index = counter.begin(loads.batch)
-    assert [counter.finish(index), counter.finish(index)] == [False, True]
+    assert [counter.finish(index), counter.finish(index)] == [True, False]
     assert loads.view.released == [R]
 
 
@@ -185,6 +227,7 @@ def test_a_reset_ends_every_batch_and_a_number_is_never_used_again():
     counter, loads = LayerCounter(), Loads()
     counter.set_consumer(counter.begin(loads.batch))
     counter.reset()
+    assert counter.finish(0) is False
     assert all(handle.ticket.done for handle in loads.rows.values())
     assert loads.view.released == [R]
     assert counter.consumer_index == -1

@@ -71,6 +71,11 @@ class Linked:
         )  # fmt: skip
 
     @property
+    def leases(self):
+        """How many requests something is kept for."""
+        return self.linker._pages._cache.current.statistics().leases.held
+
+    @property
     def buffers(self):
         return [*self.kv.k_buffer, *self.kv.v_buffer]
 
@@ -193,15 +198,32 @@ def test_without_a_load_there_is_no_batch(linked):
     assert linked.linker.finish_layer_wise_loading(-1) is True
 
 
-@pytest.mark.parametrize("asked", [[], [PoolTransfer(PoolName.KV, keys=P4)], [transfer(P4, range(3))]])
-def test_a_load_that_makes_no_sense_is_refused(linked, asked):
+NO_SENSE = {
+    "none": [],
+    "nowhere": [PoolTransfer(PoolName.KV, keys=P4)],
+    "too few indices": [transfer(P4, range(3))],
+    "a number": [PoolTransfer(PoolName.KV, keys=P4[:1], device_indices=torch.tensor(3))],
+    "no keys": [PoolTransfer(PoolName.KV)],
+    "no keys for indices": [transfer(P4, range(4)), PoolTransfer(PoolName.SWA, device_indices=slots([7]))],
+    "a pool twice": [transfer(P4[:2], range(2)), transfer(P4[2:], range(2, 4))],
+    "a pool that is not here": [transfer(P4, range(4)), PoolTransfer(PoolName.MAMBA, keys=P4[3:],
+                                                                     device_indices=torch.tensor([1]))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", NO_SENSE.values(), ids=NO_SENSE)
+def test_a_load_that_makes_no_sense_is_refused_and_keeps_no_lease(linked, asked):
+    linked.lookup(P4)
     assert linked.linker.load("r", asked) is False
     assert linked.linker.start_layer_wise_loading() == -1
+    assert linked.leases == 0
 
 
 def test_a_second_load_of_a_request_is_refused_and_the_first_comes(linked):
+    linked.lookup(P4)
     assert linked.load(P4, range(10, 14))
     assert linked.load(P4, range(20, 24)) is False
+    assert linked.leases == 1
     assert linked.forward()
     assert not any(part.any() for part in linked.bytes(range(20, 24)))
 
@@ -213,9 +235,11 @@ def test_what_was_not_kept_fails_its_batch(linked):
 
 
 def test_pages_that_are_none_fail_the_load_not_the_forward(linked):
+    linked.lookup(P4)
     broken = PoolTransfer(PoolName.KV, device_indices=slots([10]) + 1, keys=P4[:1])
     assert linked.linker.load("r", [broken])
     assert linked.forward() is False
+    assert linked.leases == 0
 
 
 def test_a_queued_load_is_cancelled_once_and_a_started_one_never(linked):
@@ -231,11 +255,18 @@ def test_a_queued_load_is_cancelled_once_and_a_started_one_never(linked):
 
 def test_a_cancelled_load_leaves_no_lease(linked):
     linked.lookup(P4)
-    leases = linked.linker._pages._cache.current.statistics
-    assert leases().leases.held == 1
+    assert linked.leases == 1
     linked.load(P4, range(10, 14))
     linked.linker.cancel_queued_load("r")
-    assert leases().leases.held == 0
+    assert linked.leases == 0
+
+
+def test_loads_that_cannot_begin_at_all_fail_and_leave_no_lease(linked, monkeypatch):
+    linked.lookup(P4)
+    linked.load(P4, range(10, 14))
+    monkeypatch.setattr(linked.linker._pages, "begin_loads", None)
+    assert linked.forward() is False
+    assert linked.leases == 0
 
 
 class Books:
@@ -289,7 +320,7 @@ def test_every_load_ends_once_finished_cancelled_or_failed(linked, seed):
 # -- offloads
 
 
-@pytest.mark.parametrize("offered", [[], [PoolTransfer(PoolName.KV, keys=P4)], [transfer(P4, range(3))]])
+@pytest.mark.parametrize("offered", NO_SENSE.values(), ids=NO_SENSE)
 def test_an_offload_that_makes_no_sense_is_refused(linked, offered):
     assert linked.linker.offload(offered) is False
     assert linked.linker.num_completed_offloads() == 0

@@ -3,12 +3,14 @@
 SGLang begins the loads of a batch before its forward, and asks for the result behind it; a pool waits in
 between, as often as it likes, or never for a layer that it does not read. SGLang's own counter waits without
 a bound, on its scheduler's thread: this one waits no longer than `LOADS_WAIT_S` for all layers of a batch,
-then the batch has failed and nothing waits for it any more.
+then the batch has failed and nothing waits for it any more. To wait for a layer is to wait for those before
+it as well: who replays a whole forward, or copies the states of all layers, waits for the last only.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,30 +87,37 @@ class LoadBatch:
         is_current: Callable[[View], bool],
         wait_s: float,
     ) -> None:
-        """Submit the layers of all loads in order; None stands for one that could not begin."""
+        """Submit the layers of all loads in order, the plan's; None stands for one that could not begin."""
         self._deadline_s = time.monotonic() + wait_s
         self._loads = [load for load in loads if load is not None]
         self._whole, self._is_current = len(self._loads) == len(loads), is_current
-        self._plan = {each.layer: each for each in plan}
+        self._plan, self._layers = tuple(plan), [each.layer for each in plan]
+        self._reached = 0  # layers [0, reached) of the plan were waited for
         self._running = [RunningLoad(each.load) for each in self._loads]
         for position, layer in enumerate(plan):
             for load in self._running:
                 load.submit(layer, urgency=position)
 
+    @property
+    def end_layer(self) -> int:
+        """One more than the last layer that may have to wait; 0: none has to."""
+        return self._layers[-1] + 1 if self._layers else 0
+
     def wait_until(self, layer: int) -> None:
-        """Return when everything that ``layer`` needs has come, or failed."""
-        needed = self._plan.get(layer)
-        for load in self._running if needed is not None else ():
-            load.wait(needed, self._left_s)  # type: ignore[arg-type]
+        """Return when everything that ``layer`` and those before it need has come, or failed."""
+        end = bisect_right(self._layers, layer)
+        for needed in self._plan[self._reached : end]:
+            for load in self._running:
+                load.wait(needed, self._left_s)
+        self._reached = max(self._reached, end)  # not before: another thread in this hook would not wait
 
     def finish(self) -> bool:
         """Whether everything came. Nothing is written to SGLang's memory any more when this returns.
 
         What did not come counts as absent from now on.
         """
-        for layer in self._plan:  # also those that no pool waited for
-            self.wait_until(layer)
-        promised = Counter(row for layer in self._plan.values() for row, _ in layer.needs)
+        self.wait_until(self.end_layer)  # also for those that no pool waited for
+        promised = Counter(row for layer in self._plan for row, _ in layer.needs)
         failures = [load.finish(promised, self._left_s) for load in self._running]
         self._quiesce()
         for load, failed in zip(self._loads, failures, strict=True):
@@ -151,6 +160,15 @@ class LayerCounter:
         self._begun = 0
         self._batches: dict[int, LoadBatch] = {}
 
+    @property
+    def num_layers(self) -> int:
+        """Layers of this stage up to the last that may have to wait, for the batch whose forward runs.
+
+        SGLang reads it to wait for all of them at once.
+        """
+        batch = self._batches.get(self.consumer_index)
+        return 0 if batch is None else max(0, batch.end_layer - self._first_layer)
+
     def begin(self, batch: LoadBatch) -> int:
         """The number of a batch whose loads have begun."""
         index, self._begun = self._begun, self._begun + 1
@@ -162,15 +180,15 @@ class LayerCounter:
         self.consumer_index = index
 
     def wait_until(self, threshold: int) -> None:
-        """Return when layer ``threshold`` of this stage may be read, or has failed."""
+        """Return when the layers up to ``threshold`` of this stage may be read, or have failed."""
         batch = self._batches.get(self.consumer_index)
         if batch is not None:
             batch.wait_until(self._first_layer + threshold)
 
     def finish(self, index: int) -> bool:
-        """Whether all of the batch came; one that is not there (any more) has nothing to fail."""
+        """Whether all of the batch came: of -1 nothing had to, and what is not there (any more) did not."""
         batch = self._batches.pop(index, None)
-        return batch is None or batch.finish()
+        return index < 0 if batch is None else batch.finish()
 
     def reset(self) -> None:
         """End all batches. Nothing is written to SGLang's memory any more when this returns."""

@@ -79,6 +79,9 @@ class LinkedPages(PageCache):
         """Begin the loads of one batch: by request, what of each pool goes where."""
         view = self._open()
         loads = [None if view is None else self._begun(view, *request) for request in requests.items()]
+        for request, load in zip(requests, loads, strict=True):
+            if load is None:
+                self.release(request)
         return LoadBatch(loads, self._plan, is_current=self._is_current, wait_s=LOADS_WAIT_S)
 
     def release(self, request: str) -> None:

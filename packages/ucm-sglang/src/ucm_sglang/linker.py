@@ -86,8 +86,11 @@ class UCMLinker(UnifiedCacheLinker):
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Queue a load. False, and on every rank alike: one is queued, or the transfers make no sense."""
+        if rid in self._queued:
+            return False
         pages = self._pages_of(transfers)
-        if rid in self._queued or not pages:
+        if not pages:
+            self._release(rid)
             return False
         self._queued[rid] = pages
         return True
@@ -175,16 +178,19 @@ class UCMLinker(UnifiedCacheLinker):
             return failed_batch() if self._pages is None else self._pages.begin_loads(queued)
         except Exception as error:  # noqa: BLE001 (the border: these loads failed, the forward goes on)
             border.failed("load", error)
+            for rid in queued:
+                self._release(rid)
             return failed_batch()
 
     def _pages_of(self, transfers: Sequence[PoolTransfer]) -> list[Pages]:
-        """Where pages lie; empty, with a complaint, where indices and keys do not go together."""
+        """Where pages lie; empty, with a complaint, where the transfers make no sense."""
         try:
+            _refuse_pools([pool_name(transfer.name) for transfer in transfers], known=self.pools)
             found = [_pages(transfer, self._page_tokens) for transfer in transfers]
-        except LayoutError as error:
+        except Exception as error:  # noqa: BLE001 (the border: nobody else hears of what is wrong here)
             border.failed("transfers", error)
             return []
-        return [pages for pages in found if pages.hashes]
+        return [pages for pages in found if pages is not None]
 
     def _release(self, rid: str | None) -> None:
         if self._pages is not None and rid is not None:
@@ -220,11 +226,24 @@ def storage_config_of(
     )
 
 
-def _pages(transfer: PoolTransfer, page_tokens: int) -> Pages:
-    """The pages of a transfer; LayoutError unless it says where each of them lies."""
+def _refuse_pools(names: Sequence[str], *, known: Collection[PoolName]) -> None:
+    """LayoutError for a pool that the engine does not have, and for one that is named twice.
+
+    Of two transfers of one pool only one would be moved, and both would count as moved.
+    """
+    here = [pool_name(name) for name in known]
+    wrong = [name for at, name in enumerate(names) if name not in here or name in names[:at]]
+    if wrong:
+        raise LayoutError(
+            f"transfers of pools {', '.join(names)}: {wrong[0]!r} is there twice or none of {', '.join(here)}"
+        )
+
+
+def _pages(transfer: PoolTransfer, page_tokens: int) -> Pages | None:
+    """The pages of a transfer, None: it has none; LayoutError unless it says where each of them lies."""
     pool, keys = pool_name(transfer.name), transfer.keys or ()
     need = len(keys) * (1 if pool == STATE_POOL else page_tokens)
     given = 0 if transfer.device_indices is None else len(transfer.device_indices)
     if given != need:
         raise LayoutError(f"pool {pool!r}: {len(keys)} pages need {need} device indices, SGLang gave {given}")
-    return pages_at(pool, keys, indices=transfer.device_indices)
+    return pages_at(pool, keys, indices=transfer.device_indices) if keys else None
