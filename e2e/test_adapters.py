@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from e2e.answers import cached, tokens_of
 from e2e.checkpoints import FAMILIES, write_adapter
 from e2e.harness import Adapter, Answer, Engine
 from e2e.runs import Runs, serve_apart
@@ -34,37 +35,29 @@ def serve(runs: Runs, engine: Engine, adapter: Adapter) -> tuple[Answer, ...]:
     )
 
 
-def served(answers: tuple[Answer, ...]) -> list[int]:
-    return [answer.cached_tokens for answer in answers]
-
-
-def tokens_of(answers: tuple[Answer, ...]) -> list[tuple[int, ...]]:
-    return [answer.tokens for answer in answers]
-
-
 def test_an_adapter_changes_the_tokens(answers: Answers) -> None:
     assert tokens_of(answers["first"]) != tokens_of(answers["none"])
     assert tokens_of(answers["first"]) != tokens_of(answers["other bytes"])
 
 
 def test_it_is_served_nothing_that_the_plain_model_saved(answers: Answers) -> None:
-    assert served(answers["first"]) == [0, 0]
+    assert cached(answers["first"]) == [0, 0]
 
 
 def test_it_is_served_what_it_saved(answers: Answers) -> None:
-    assert served(answers["again"]) == [256, 384]
+    assert cached(answers["again"]) == [256, 384]
     assert tokens_of(answers["again"]) == tokens_of(answers["first"])
 
 
 def test_its_number_in_the_engine_does_not_matter(answers: Answers) -> None:
-    assert served(answers["same bytes"]) == [256, 384]
+    assert cached(answers["same bytes"]) == [256, 384]
     assert tokens_of(answers["same bytes"]) == tokens_of(answers["first"])
 
 
 def test_its_bytes_matter_not_its_name(answers: Answers) -> None:
-    assert served(answers["other bytes"]) == [0, 0]
+    assert cached(answers["other bytes"]) == [0, 0]
 
 
 def test_the_plain_model_is_served_beside_it(runs: Runs, answers: Answers) -> None:
-    assert served(answers["none"]) == [256, 384]
+    assert cached(answers["none"]) == [256, 384]
     assert tokens_of(answers["none"]) == tokens_of(runs.plain("dense").first)

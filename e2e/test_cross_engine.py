@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from e2e import objects
+from e2e.answers import served, tokens_of
 from e2e.crossing import Crossed, apart
-from e2e.harness import Answer
 from e2e.pair import Pair
 from e2e.shared import EXACT, ROUNDED, SHARED, Shared
 
@@ -35,16 +35,6 @@ def shared(name: str) -> Shared:
 @pytest.fixture
 def crossed(pair: Pair, name: str) -> Crossed:
     return pair.crossed(name)
-
-
-def tokens_of(answers: tuple[Answer, ...]) -> list[tuple[int, ...]]:
-    return [answer.tokens for answer in answers]
-
-
-def served(answers: tuple[Answer, ...]) -> list[int]:
-    """Prompt tokens served from UCM, checked to be all that the engine did not compute."""
-    assert all(answer.cached_tokens == answer.external_tokens for answer in answers)
-    return [answer.external_tokens for answer in answers]
 
 
 @pytest.mark.parametrize("name", SHARED)

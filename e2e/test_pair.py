@@ -5,6 +5,7 @@ So in float32 the tokens of either engine say whether what it was given from a c
 
 import pytest
 
+from e2e.answers import tokens_of
 from e2e.crossing import ANSWER_TOKENS, Crossed
 from e2e.harness import Answer
 from e2e.pair import Alone, Pair
@@ -26,10 +27,6 @@ def crossed(pair: Pair, name: str) -> Crossed:
 
 def all_of(alone: Alone) -> tuple[Answer, ...]:
     return alone.first + alone.longer + alone.other
-
-
-def tokens_of(answers: tuple[Answer, ...]) -> list[tuple[int, ...]]:
-    return [answer.tokens for answer in answers]
 
 
 def require_clear(answers: tuple[Answer, ...]) -> None:

@@ -3,11 +3,10 @@
 Every token is that of vLLM without UCM, and B computes no more prompt tokens than the design allows.
 """
 
-from collections.abc import Sequence
-
 import pytest
 
-from e2e.harness import Answer, Blocks
+from e2e.answers import served, tokens_of
+from e2e.harness import Blocks
 from e2e.models import MODELS, Model
 from e2e.runs import Plain, Resumed, Runs
 
@@ -27,16 +26,6 @@ def plain(runs: Runs, family: str) -> Plain:
 @pytest.fixture
 def resumed(runs: Runs, family: str) -> Resumed:
     return runs.resumed(family)
-
-
-def tokens_of(answers: Sequence[Answer]) -> list[tuple[int, ...]]:
-    return [answer.tokens for answer in answers]
-
-
-def served(answers: Sequence[Answer]) -> list[int]:
-    """Prompt tokens served from UCM, checked to be all that the engine did not compute."""
-    assert all(answer.cached_tokens == answer.external_tokens for answer in answers)
-    return [answer.external_tokens for answer in answers]
 
 
 def whole_blocks(model: Model, blocks: Blocks, *, served_tokens: int) -> Blocks:

@@ -5,30 +5,22 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import Answer
+from e2e.answers import cached, tokens_of
 from e2e.models import MODELS
 from e2e.runs import Runs, serve_apart
-
-
-def served(answers: tuple[Answer, ...]) -> list[int]:
-    return [answer.cached_tokens for answer in answers]
-
-
-def tokens_of(answers: tuple[Answer, ...]) -> list[tuple[int, ...]]:
-    return [answer.tokens for answer in answers]
 
 
 @pytest.mark.parametrize("family", MODELS)
 def test_another_salt_is_served_nothing_at_first_and_right_tokens(runs: Runs, family: str) -> None:
     resumed = runs.resumed(family)
-    assert served(resumed.salted) == [0, 0]
+    assert cached(resumed.salted) == [0, 0]
     assert tokens_of(resumed.salted) == tokens_of(runs.plain(family).first)
 
 
 @pytest.mark.parametrize("family", MODELS)
 def test_the_same_salt_again_is_served(runs: Runs, family: str) -> None:
     resumed = runs.resumed(family)
-    assert served(resumed.salted_again) == served(resumed.first)
+    assert cached(resumed.salted_again) == cached(resumed.first)
     assert tokens_of(resumed.salted_again) == tokens_of(runs.plain(family).first)
 
 
@@ -37,7 +29,7 @@ def test_another_checkpoint_is_served_nothing(runs: Runs, family: str) -> None:
     root = runs.root_copy(family, "altered")
     with runs.engine("altered", family, root, checkpoint=runs.altered_checkpoint(family)) as engine:
         answers = serve_apart(engine, runs.prompts(family).first)
-    assert served(answers) == [0, 0]
+    assert cached(answers) == [0, 0]
 
 
 def served_with(runs: Runs, name: str, **changed: Any) -> list[int]:
@@ -46,7 +38,7 @@ def served_with(runs: Runs, name: str, **changed: Any) -> list[int]:
         answers = serve_apart(engine, runs.prompts("dense").first)
     if "dtype" not in changed:
         assert tokens_of(answers) == tokens_of(runs.plain("dense").first)
-    return served(answers)
+    return cached(answers)
 
 
 def test_float32_for_bfloat16_is_served_nothing(runs: Runs) -> None:

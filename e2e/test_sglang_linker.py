@@ -4,13 +4,13 @@ Every token is that of SGLang without UCM. What a host cache's backend saved is 
 the place of what was stored changes the tokens. SGLang counts what a linker brought as its host's.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from e2e import objects
+from e2e.answers import cached, tokens_of
 from e2e.harness import Answer
 from e2e.pair import Alone, Pair
 from e2e.runs import serve_apart
@@ -60,14 +60,6 @@ def crossed(pair: Pair) -> tuple[Answer, ...]:
     """The prompts in a process with a linker, on the root of one with a host cache."""
     with pair.linked("linking-saved", pair.root_copy("linked")) as engine:
         return serve_apart(engine, DENSE.first)
-
-
-def tokens_of(answers: Sequence[Answer]) -> list[tuple[int, ...]]:
-    return [answer.tokens for answer in answers]
-
-
-def cached(answers: Sequence[Answer]) -> list[int]:
-    return [answer.cached_tokens for answer in answers]
 
 
 def test_saving_changes_no_token(alone: Alone, linked: Linked) -> None:

@@ -4,12 +4,12 @@ Every token is that of SGLang without UCM, and the new process computes no more 
 is stored is what it computes with: noise in its place changes the tokens, and what is damaged is a miss.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
 from e2e import objects
+from e2e.answers import served, tokens_of
 from e2e.harness import Answer
 from e2e.models import MAX_TOKENS
 from e2e.pair import Alone, Pair, Saved
@@ -67,16 +67,6 @@ def damaged(pair: Pair, saved: Saved) -> tuple[Answer, ...]:
         objects.cut_short(root / path)
     with pair.sglang("damaged", root) as engine:
         return serve_apart(engine, DENSE.first)
-
-
-def tokens_of(answers: Sequence[Answer]) -> list[tuple[int, ...]]:
-    return [answer.tokens for answer in answers]
-
-
-def served(answers: Sequence[Answer]) -> list[int]:
-    """Prompt tokens served from UCM, checked to be all that the engine did not compute."""
-    assert all(answer.cached_tokens == answer.external_tokens for answer in answers)
-    return [answer.external_tokens for answer in answers]
 
 
 def test_saving_changes_no_token(alone: Alone, saved: Saved) -> None:

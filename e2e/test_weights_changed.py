@@ -2,6 +2,7 @@
 
 import pytest
 
+from e2e.answers import cached
 from e2e.harness import Answer
 from e2e.runs import Runs, serve_apart
 
@@ -26,10 +27,6 @@ def served(runs: Runs) -> Served:
         "restarted": restarted,
         "restarted again": restarted_again,
     }
-
-
-def cached(answers: tuple[Answer, ...]) -> list[int]:
-    return [answer.cached_tokens for answer in answers]
 
 
 def test_before_it_the_prompts_are_served(served: Served) -> None:
