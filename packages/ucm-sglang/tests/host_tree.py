@@ -68,8 +68,12 @@ class HostTree(PoolTree):
         match = fixtures.match_prefix(self.cache, self.tokens)
         return match, match.host_hit_length
 
+    def restorable(self):
+        """How many tokens of the prompt could be restored."""
+        return self.prefetch()[1]
+
     def resume(self):
-        """Bring the prompt from the storage to the device."""
+        """Bring the prompt from the storage to the device; the bytes that came."""
         match, tokens = self.prefetch()
         assert tokens == PAGES * self.cfg.page_size
         assert self.cache.load_back(
@@ -77,6 +81,7 @@ class HostTree(PoolTree):
         )
         self.cache.ready_to_load_host_cache()
         self.cache.loading_check()
+        return self.held()
 
     def close(self):
         if self.cache.cache_controller.enable_storage:

@@ -78,6 +78,10 @@ class LinkedTree(PoolTree):
             for component, buffers in self.buffers().items()
         }
 
+    def restorable(self):
+        """How many tokens of the prompt could be restored."""
+        return self.match().host_hit_length
+
     def resume(self):
         """Load the prompt to an empty tree; the bytes that came."""
         request = self.match()

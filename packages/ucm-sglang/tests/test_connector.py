@@ -17,7 +17,6 @@ from backend_world import (  # noqa: E402
     KV,
     MAMBA,
     SWA,
-    WEIGHTS,
     HostDouble,
     config_of,
     hashes_of,
@@ -33,47 +32,13 @@ from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
     PoolName,
     PoolTransfer,
 )
+from start_doubles import StartDouble, UpdatesDouble  # noqa: E402
 
 from ucm_core import Share  # noqa: E402
-from ucm_core.engine_cache import EngineCache  # noqa: E402
 from ucm_core.errors import LayoutError  # noqa: E402
 from ucm_sglang.connector import UCMHiCache  # noqa: E402
-from ucm_sglang.start import Start  # noqa: E402
 
 P4 = hashes_of(4)
-
-
-class StartDouble(Start):
-    """Stands for a start whose weights need not be read."""
-
-    __slots__ = ()
-
-    def open_cache(self):
-        return EngineCache(self.model, self.config, digest=lambda _: WEIGHTS)
-
-
-class UpdatesDouble:
-    """Stands for `ucm_sglang.weight_updates`."""
-
-    def __init__(self, *, overtaken=False, stale=False):
-        self.callbacks, self.is_overtaken, self.is_stale = [], overtaken, stale
-
-    def installed(self):
-        return True
-
-    def subscribe(self, callback):
-        self.callbacks.append(callback)
-        return self.callbacks.clear
-
-    def overtaken(self):
-        return self.is_overtaken
-
-    def stale(self):
-        return self.is_stale
-
-    def change(self, *flushed):
-        for callback in self.callbacks:
-            callback(*flushed)
 
 
 def storage_config(**changes):

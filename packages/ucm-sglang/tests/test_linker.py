@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType  # n
 from sglang.srt.mem_cache.unified_cache.linker_factory import create_unified_cache_linker  # noqa: E402
 from sglang.srt.runtime_context import get_parallel  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
-from test_connector import StartDouble, UpdatesDouble  # noqa: E402
+from start_doubles import StartDouble, UpdatesDouble  # noqa: E402
 
 from ucm_core import Part, RowKind, Share, SpecRow, SpecTable  # noqa: E402
 from ucm_core.errors import ConfigError, LayoutError, SpecError, StoreError  # noqa: E402

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 import unittest
-from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
@@ -17,26 +16,24 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang")
 import_doubles.install()
-sys.path.insert(0, str(Path(__file__).parents[3] / "e2e" / "engine" / "sglang_doubles"))
-import ucm_sglang_doubles  # noqa: E402 (of the stories; found once its folder is on the path)
+import ucm_sglang_doubles  # noqa: E402 (of the stories; found once the doubles are installed)
 
 ucm_sglang_doubles.install()
 case = ModuleType("sglang.test.test_utils")  # the real one imports data sets
 case.CustomTestCase = unittest.TestCase
 sys.modules.setdefault("sglang.test.test_utils", case)
 
-from backend_world import WEIGHTS, config_of, model_of  # noqa: E402
+from backend_world import config_of, model_of  # noqa: E402
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType  # noqa: E402
 from sglang.test.kits.unified_radix_cache import fixtures  # noqa: E402
 from sglang.test.kits.unified_radix_cache.config import CacheConfig  # noqa: E402
 from sglang.test.kits.unified_radix_cache.mixins import UnifiedRadixCacheFixtures  # noqa: E402
+from start_doubles import StartDouble, UpdatesDouble  # noqa: E402
 
 from ucm_core import Part, RowKind, Share, SpecRow, SpecTable  # noqa: E402
-from ucm_core.engine_cache import EngineCache  # noqa: E402
 from ucm_position_key import KeyView  # noqa: E402
 from ucm_sglang.layout_from_engine import HostPools  # noqa: E402
-from ucm_sglang.start import Start  # noqa: E402
 
 FULL, SWA, MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
 PAGES = 4
@@ -55,30 +52,6 @@ SETTINGS = [
         max_context_len=1024,
     ),
 ]
-
-
-class StaticWeights:
-    """Stands for `ucm_sglang.weight_updates`: nothing ever changes."""
-
-    def installed(self):
-        return True
-
-    def subscribe(self, callback):
-        return lambda: None
-
-    def overtaken(self):
-        return False
-
-    stale = overtaken
-
-
-class StartDouble(Start):
-    """Stands for a start whose weights need not be read."""
-
-    __slots__ = ()
-
-    def open_cache(self):
-        return EngineCache(self.model, self.config, digest=lambda _: WEIGHTS)
 
 
 class PoolTree(UnifiedRadixCacheFixtures, unittest.TestCase):
@@ -180,7 +153,7 @@ def start_of(cfg, root):
         model_of(table_of(type("Pools", (), {"cfg": cfg, "requests": requests}))),
         config_of(root, grain_tokens=cfg.page_size, ring_bytes=64 << 20),
         Share(),
-        StaticWeights(),
+        UpdatesDouble(),
         lambda pools, table, share: HostPools.of(pools, table),
         view=KeyView.BIGRAM if cfg.is_eagle else KeyView.PLAIN,
     )
