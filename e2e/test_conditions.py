@@ -1,12 +1,9 @@
 """Five models in every mode and under every condition: the tokens of vLLM without UCM, and nothing stays.
 
 `--requests` says how many requests each condition has; 30 unless told. With `--record FILE` it is written
-down what was aborted, preempted, loaded and not loaded.
+down what was aborted, preempted, loaded and not loaded; what the file says of other cases stays.
 """
 
-import os
-import platform
-import time
 from collections.abc import Iterator, Mapping
 from functools import cache
 
@@ -25,6 +22,7 @@ from e2e.conditions import (
 )
 from e2e.harness import Order, Prompt
 from e2e.models import MODELS
+from e2e.record import count_tests, record
 from e2e.runs import Runs
 
 
@@ -73,42 +71,7 @@ def plays(runs: Runs, request: pytest.FixtureRequest) -> Iterator[Plays]:
     plays = Plays(runs, request.config.getoption("--requests"))
     yield plays
     if (file := request.config.getoption("--record")) and not request.session.testsfailed:
-        file.write_text(record(plays.played))
-
-
-def record(played: Mapping[tuple[str, str, str], Played]) -> str:
-    """What a run did in which all tests passed, for people."""
-    head = [
-        "The last run of test_conditions.py with --record (`tox -e e2e-long` has 300 requests a condition):",
-        "all tokens were those of vLLM without UCM, and nothing stayed held. The conditions of a mode and",
-        "model are one process, so that the last two columns grow from line to line.",
-        "",
-        time.strftime("ended   %Y-%m-%d %H:%M UTC", time.gmtime()),
-        f"machine {os.cpu_count()} processors, {platform.system()} on {platform.machine()}",
-        "",
-        f"{'mode':12} {'model':7} {'condition':9} " + " ".join(f"{name:>9}" for name in COLUMNS),
-    ]
-    rows = (
-        f"{mode:12} {family:7} {condition:9} " + " ".join(f"{value:9.0f}" for value in columns(one))
-        for (mode, family, condition), one in played.items()
-    )
-    return "\n".join([*head, *rows]) + "\n"
-
-
-COLUMNS = ("requests", "aborted", "preempted", "loaded", "failed", "drafts")
-"""Requests of which kind, prompt tokens loaded, objects that failed to load, draft tokens that were right."""
-
-
-def columns(played: Played) -> tuple[float, ...]:
-    outcomes, counts = [outcome for _, outcome in played.pairs], played.counts
-    return (
-        len(outcomes),
-        sum(outcome.aborted for outcome in outcomes),
-        sum(outcome.preemptions for outcome in outcomes),
-        sum(wave.external_tokens for wave in played.waves),
-        counts["ucm_objects_failed_total"],
-        counts["vllm:spec_decode_num_accepted_tokens"],
-    )
+        record(file, plays.played, tests=count_tests(request.session.items))
 
 
 family_of_case = pytest.mark.parametrize(("mode", "family"), CASES)
