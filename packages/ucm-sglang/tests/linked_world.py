@@ -67,12 +67,13 @@ class HungReads:
     """A double of a medium that answers no read while it hangs."""
 
     def __init__(self, monkeypatch):
-        self.hangs = False
+        self.hangs, self.waiting = False, []
         self.reached, self.go = threading.Event(), threading.Event()
         real = FileTier.read
 
         def read(files, *arguments, **more):
             if self.hangs:
+                self.waiting.append(files)
                 self.reached.set()
                 assert self.go.wait(WAIT_S)
             return real(files, *arguments, **more)

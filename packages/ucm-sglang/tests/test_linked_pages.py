@@ -124,6 +124,23 @@ def test_while_a_medium_hangs_only_the_ring_is_promised(root, world, medium):  #
     again.close()
 
 
+def test_what_was_promised_comes_while_a_medium_keeps_every_thread(root, world, medium):  # noqa: F811
+    """Each lookup reads one page that only a file has: as many as there are threads, and more, hang there."""
+    world.close()
+    again = LinkedWorld(root, lookup_budget_s=0.0)
+    mine = hashes_of(2, seed=5)
+    assert again.save((KV, mine, range(2)))
+    medium.hangs = True
+    for number, page in enumerate(P4):
+        assert again.lookup([page], name=f"cold{number}") == ()
+    until(lambda: len(medium.waiting), min(4, again.cache.config.thread_count()))
+    assert again.lookup(mine) == (1, 2)
+    assert again.load((KV, mine, range(10, 12)))
+    assert again.holds(KV, mine, range(10, 12))
+    medium.go.set()
+    again.close()
+
+
 def test_a_lookup_that_is_repeated_has_one_lease_and_release_ends_it(world):
     for _ in range(3):
         world.lookup(P4)

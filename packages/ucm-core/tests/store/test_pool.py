@@ -49,6 +49,39 @@ def test_a_read_is_done_while_every_thread_waits_for_it(threads: int) -> None:
     assert pool.close(WAIT_S)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kept_by", [Priority.LOAD, Priority.READ, Priority.PREFETCH])
+def test_copies_are_done_while_a_medium_keeps_every_thread(kept_by: Priority, threads: int) -> None:
+    pool, stuck, go = IoPool(threads), threading.Semaphore(0), threading.Event()
+    for _ in range(threads + (kept_by is Priority.READ)):  # the thread that only reads is stuck as well
+        pool.submit(kept_by, lambda: (stuck.release(), go.wait(WAIT_S), None)[2])
+        assert stuck.acquire(timeout=WAIT_S)
+    for _ in range(3):
+        copied = threading.Semaphore(0)
+        for _ in range(2):
+            pool.submit(Priority.COPY, copied.release)
+        assert all(copied.acquire(timeout=WAIT_S) for _ in range(2))
+    go.set()
+    assert pool.close(WAIT_S)
+
+
+def test_giving_way_copies_as_well() -> None:
+    pool, order, done = IoPool(1), [], threading.Event()
+
+    def write() -> None:
+        pool._busy[Priority.COPY] += 1  # as if somebody copied: no thread beside this one takes it
+        pool.submit(Priority.COPY, lambda: order.append("copy"))
+        pool._busy[Priority.COPY] -= 1
+        pool.give_way()
+        order.append("write")
+        done.set()
+
+    pool.submit(Priority.WRITE, write)
+    assert done.wait(WAIT_S)
+    pool.close(WAIT_S)
+    assert order == ["copy", "write"]
+
+
 def test_threads_start_on_demand_and_no_more_than_allowed() -> None:
     pool = IoPool(3)
     barrier = threading.Barrier(4)

@@ -199,7 +199,7 @@ def test_two_loads_share_one_read(root: Path) -> None:
 def test_the_most_urgent_unit_goes_first_over_all_loads(root: Path) -> None:
     store, go, order = open_store(root, GEOMETRY, threads=1), threading.Event(), []
     assert store.prefetch(keys_of(1, 2, 3)).wait(WAIT_S)
-    store._tiers.pool.submit(Priority.LOAD, lambda: go.wait(WAIT_S) and None, rank=-1)
+    store._tiers.pool.submit(Priority.COPY, lambda: go.wait(WAIT_S) and None, rank=-1)
     loads = [store.begin_load(keys_of(number), _Noting(order, number)) for number in (1, 2, 3)]
     for load, urgency in zip(loads, (5, 2, 9), strict=True):
         load.submit(unit(0), urgency=urgency)

@@ -19,16 +19,18 @@ _log = quiet_logger(__name__)
 class Priority(IntEnum):
     """What goes first: somebody waits for a load, nobody waits for a pass of the collector."""
 
-    LOAD = 0
-    READ = 1
+    COPY = 0
+    """Units that the ring holds: work that waits for nobody, not even for a medium."""
+    LOAD = 1
+    READ = 2
     """Files of loads by units: work that waits for nobody."""
-    GATHER = 2
+    GATHER = 3
     """Units out of an engine, which keeps its memory until then."""
-    WAIT = 3
+    WAIT = 4
     """A short wait for what others do, to be queued again: never in the way of what can be done."""
-    PREFETCH = 4
-    WRITE = 5
-    BACKGROUND = 6
+    PREFETCH = 5
+    WRITE = 6
+    BACKGROUND = 7
 
 
 Work = Callable[[], None]
@@ -39,8 +41,10 @@ class IoPool:
     """Threads on queues by priority, and by rank in each; they sleep while there is nothing to do.
 
     At most ``write_threads`` of them write at a time, however many writes are queued, so that a load finds
-    one that is free; None = all but one, where there are several. The queues need no bound of their own: a
-    queued write holds bounded memory, and a queued load its caller's ticket.
+    one that is free; None = all but one, where there are several. Reads and copies for loads by units have a
+    thread each beside these, which works when all of these are kept, perhaps for ever by a medium that hangs.
+    The queues need no bound of their own: a queued write holds bounded memory, and a queued load its caller's
+    ticket.
     """
 
     def __init__(self, threads: int, *, write_threads: int | None = None) -> None:
@@ -53,7 +57,7 @@ class IoPool:
         self._busy = dict.fromkeys(Priority, 0)
         self._threads: list[threading.Thread] = []
         self._idle = 0
-        self._reader: IoPool | None = None
+        self._spare: dict[Priority, IoPool] = {}
         self._closed = False
 
     @property
@@ -82,13 +86,14 @@ class IoPool:
                 return False
             self._changed.notify()
             heappush(self._queues[priority], (rank, next(self._numbers), work))
-            reader = self._find_reader() if priority is Priority.READ else None
-        if reader is not None:
-            reader.submit(Priority.LOAD, lambda: self._run_here(Priority.READ))
+            spare = self._find_spare(priority)
+        if spare is not None:
+            spare.submit(Priority.LOAD, lambda: self._run_here(priority))
         return True
 
     def give_way(self) -> None:
         """Run the loads that are queued on this thread, between two parts of a long piece of work."""
+        self._run_here(Priority.COPY)
         self._run_here(Priority.LOAD)
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -101,23 +106,27 @@ class IoPool:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            reader = self._reader
+            spare = list(self._spare.values())
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
         ended = not any(thread.is_alive() for thread in self._threads)
-        if reader is not None:
-            ended &= reader.close(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        for pool in spare:
+            ended &= pool.close(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return ended
 
-    def _find_reader(self) -> IoPool | None:
-        """The thread that only reads, where others may keep all of ours."""
-        under_way = sum(self._busy.values()) + sum(map(len, self._queues.values()))
-        if under_way > len(self._threads):
-            self._reader = self._reader or IoPool(1)
-            return self._reader
-        return None
+    def _find_spare(self, priority: Priority) -> IoPool | None:
+        """The thread that only does this, where others may keep all of ours."""
+        busy = sum(self._busy.values())
+        if priority is Priority.COPY:
+            kept = busy >= len(self._threads) and not self._busy[priority]  # who copies copies this as well
+        else:
+            queued = sum(map(len, self._queues.values()))
+            kept = priority is Priority.READ and busy + queued > len(self._threads)
+        if kept and priority not in self._spare:
+            self._spare[priority] = IoPool(1)
+        return self._spare[priority] if kept else None
 
     def _run_here(self, priority: Priority) -> None:
         """Run what is queued of this priority on this thread."""
