@@ -23,7 +23,7 @@ class LinkedWorld:
     def __init__(self, root, table=DENSE, *, lookup_budget_s=WAIT_S, **settings):
         self.cache = EngineCache(model_of(table), config_of(root, **settings), digest=lambda _: WEIGHTS)
         self.memory = HostDouble(table)
-        self.pages = LinkedPages(self.cache, model_of(table), lookup_budget_s=lookup_budget_s)
+        self.pages = LinkedPages(self.cache, model_of(table), lookup_budget_s=lookup_budget_s, ask_s=WAIT_S)
         self.pages.register(self.memory)
         self.counter = LayerCounter()
 

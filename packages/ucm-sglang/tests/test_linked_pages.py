@@ -8,7 +8,9 @@ from backend_world import FULL, HYBRID, INDEXER, KV, MAMBA, SWA, StoreDouble, ha
 from linked_world import SIDES, WAIT_S, LinkedWorld, medium, pages_of  # noqa: F401 (a fixture)
 from test_page_faults import TargetDouble, flip
 
+from ucm_core.store.files import FileTier
 from ucm_sglang import linked_pages
+from ucm_sglang.asker import Asker
 
 P4, P9 = hashes_of(4), hashes_of(9)
 WINDOWED = {"swa": 3, "mamba": 1, "indexer": None}
@@ -121,6 +123,21 @@ def test_while_a_medium_hangs_only_the_ring_is_promised(root, world, medium):  #
     assert again.lookup(hashes_of(2, seed=5)) == (1, 2)
     assert again.lookup(P4) == ()
     medium.go.set()
+    again.close()
+
+
+def test_a_medium_that_does_not_say_what_it_has_hangs_no_lookup(root, world, monkeypatch):
+    """SGLang's scheduler asks: it is answered, and asks again what is known, although nobody answers it."""
+    world.close()
+    again, go = LinkedWorld(root), threading.Event()
+    exist = FileTier.exist
+    monkeypatch.setattr(FileTier, "exist", lambda *asked: go.wait(WAIT_S) and exist(*asked))
+    again.pages._asker = Asker(wait_s=0.0)
+    assert [again.lookup(P4) for _ in range(3)] == [(), (), ()]
+    assert again.leases.held == 0
+    again.pages._asker._wait_s = WAIT_S
+    go.set()
+    until(lambda: again.lookup(P4), (1, 2, 3, 4))
     again.close()
 
 

@@ -2,7 +2,8 @@
 
 A load that fails aborts its requests, so only what a load cannot fail for want of is promised: bytes that lie
 in the ring, verified, and stay there under the request's lease. What only files hold is read into the ring
-while a lookup waits, a bounded time; the rest of it goes on, so that a repeated lookup finds more.
+while a lookup waits, a bounded time; the rest of it goes on, so that a repeated lookup finds more. SGLang's
+scheduler itself never asks a medium: one that does not answer makes lookups misses, not the engine hang.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ucm_core.ops import border
 from ucm_core.spec.keys import Keys, following
 from ucm_core.spec.model import Model
 from ucm_position_key import KeyView
+from ucm_sglang.asker import ASK_S, Asker
 from ucm_sglang.layer_loads import LOADS_WAIT_S, LinkedLoad, LoadBatch, plan_of
 from ucm_sglang.offloads import NOT_KEPT, OFFLOAD_WAIT_S, Offload
 from ucm_sglang.page_cache import KV_POOL, HostMemory, PageCache, Pages, View
@@ -43,9 +45,11 @@ class LinkedPages(PageCache):
         *,
         view: KeyView = KeyView.PLAIN,
         lookup_budget_s: float = LOOKUP_BUDGET_S,
+        ask_s: float = ASK_S,
     ) -> None:
         super().__init__(cache, model, view=view)
         self._budget_s = lookup_budget_s
+        self._asker: Asker[Restorable] = Asker(wait_s=ask_s)
         self._plan: tuple[LayerShards, ...] = ()
 
     def register(self, memory: HostMemory) -> None:
@@ -66,8 +70,8 @@ class LinkedPages(PageCache):
             return ()
         demands = [view.demand(KV_POOL, None), *(view.demand(*asked) for asked in side_pools.items())]
         keys = view.keys_of((row for demand in demands for row in demand.rows), hashes)
-        answer = self._survey(view.space.coordinator, demands, keys)
-        if not answer.pages:
+        answer = self._asker.ask(lambda: self._survey(view.space.coordinator, demands, keys))
+        if answer is None or not answer.pages:
             return ()
         answer = self._leased(view, Attempt(request), demands, keys=keys, there=answer)
         if not answer.pages or not self._is_current(view):
@@ -112,6 +116,11 @@ class LinkedPages(PageCache):
         """Whether all of an offload that is over was kept, under weights that are still SGLang's."""
         kept = offload.judge()
         return kept and offload.view is not None and self._is_current(offload.view)
+
+    def close(self) -> None:
+        """As `PageCache.close`."""
+        self._asker.close()
+        super().close()
 
     # -- private
 
