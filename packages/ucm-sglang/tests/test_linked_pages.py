@@ -191,9 +191,10 @@ def test_what_is_leased_comes_although_the_ring_is_written_over(root):
     small = LinkedWorld(root, ring_bytes=1 << 20)
     assert small.save((KV, P4, range(4)))
     assert small.lookup(P4) == (1, 2, 3, 4)
-    slots = small.cache.current.stores["full"].slots
-    for seed in range(1, 5 * slots // 32):
+    store = small.cache.current.stores["full"]
+    for seed in range(1, 5 * store.slots // 32):
         small.save((KV, hashes_of(32, seed=seed), range(20, 52)))
+    until(lambda: (store.statistics().working, store.statistics().pending_writes), (0, 0))
     for path in [path for path in root.rglob("*") if path.is_file() and path.parts[-3] == "full"]:
         path.unlink()
     assert small.load((KV, P4, range(10, 14)))
