@@ -57,12 +57,12 @@ class Memory:
         """The one row of a pool."""
         return next(pool.rows for pool in POOLS if pool.name == pool_name)
 
-    def blocks(self, pool_name: str, row_name: str, *, host_indices: Int64s) -> Any:
+    def blocks(self, pool_name: str, row_name: str, *, indices: Int64s) -> Any:
         """Zeros, as many pages as there are indices for."""
         del pool_name
         row = TABLE.row(row_name)
         per_page = 1 if row.kind is RowKind.SNAPSHOT else PAGE_TOKENS
-        return BufferBlocks(np.zeros((len(host_indices) // per_page, 1, row.unit_bytes), np.uint8))
+        return BufferBlocks(np.zeros((len(indices) // per_page, 1, row.unit_bytes), np.uint8))
 
 
 def figures() -> Iterator[Figure]:

@@ -40,8 +40,8 @@ INDEXER = Pool("indexer", Component.SIDE_CAR, ("keys",), source="kv")
 POOLS = {"full": KV, "window-40": SWA, "state": MAMBA, "keys": INDEXER}
 
 
-class HostDouble:
-    """Stands for SGLang's host pools: per row an array of bytes ``[pages, units, unit bytes]``."""
+class MemoryDouble:
+    """Stands for SGLang's pools: per row an array of bytes ``[pages, units, unit bytes]``."""
 
     def __init__(self, table, pools=None, pages=PAGES):
         self.table = table
@@ -54,9 +54,9 @@ class HostDouble:
     def rows(self, pool_name):
         return next(pool.rows for pool in self.pools if pool.name == pool_name)
 
-    def blocks(self, pool_name, row_name, *, host_indices):
+    def blocks(self, pool_name, row_name, *, indices):
         size = 1 if self.table.row(row_name).kind is RowKind.SNAPSHOT else GRAIN
-        pages = host_indices.reshape(-1, size)[:, 0] // size
+        pages = indices.reshape(-1, size)[:, 0] // size
         memory = self.bytes[row_name]
         _, units, unit_bytes = memory.shape
         stride = -(-unit_bytes // 4096) * 4096
@@ -108,7 +108,7 @@ def hashes_of(count, seed=0):
 
 
 def indices_of(pool, pages):
-    """Host indices of pages, or of a pool of states of slots."""
+    """Indices of pages, or of a pool of states of slots."""
     numbers = np.asarray(pages, np.int64)
     return (
         numbers
@@ -142,7 +142,7 @@ class World:
         model = model_of(table)
         seen = replace(model, identity=view.identity_of(model.identity))
         self.cache = EngineCache(seen, config_of(root, **settings), digest=lambda _: _digest(weights))
-        self.memory = HostDouble(table, pools)
+        self.memory = MemoryDouble(table, pools)
         self.backend = PageBackend(self.cache, model, view=view)
         self.backend.register(self.memory)
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from backend_world import DENSE, WEIGHTS, HostDouble, config_of, indices_of, model_of
+from backend_world import DENSE, WEIGHTS, MemoryDouble, config_of, indices_of, model_of
 
 from ucm_core.engine_cache import EngineCache
 from ucm_core.store.files import FileTier
@@ -22,7 +22,7 @@ class LinkedWorld:
 
     def __init__(self, root, table=DENSE, *, lookup_budget_s=WAIT_S, **settings):
         self.cache = EngineCache(model_of(table), config_of(root, **settings), digest=lambda _: WEIGHTS)
-        self.memory = HostDouble(table)
+        self.memory = MemoryDouble(table)
         self.pages = LinkedPages(self.cache, model_of(table), lookup_budget_s=lookup_budget_s, ask_s=WAIT_S)
         self.pages.register(self.memory)
         self.counter = LayerCounter()

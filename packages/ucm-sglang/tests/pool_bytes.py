@@ -73,6 +73,6 @@ def addresses(payloads: np.ndarray) -> np.ndarray:
     return payloads.ctypes.data + payloads.strides[0] * np.arange(len(payloads), dtype=np.int64)
 
 
-def host_indices(pages: list[int], page: int) -> np.ndarray:
+def indices_of(pages: list[int], page: int) -> np.ndarray:
     """As SGLang hands them over: each page's slots, consecutive."""
     return (np.asarray(pages, np.int64)[:, None] * page + np.arange(page)).reshape(-1)

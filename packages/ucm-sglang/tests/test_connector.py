@@ -17,7 +17,7 @@ from backend_world import (  # noqa: E402
     KV,
     MAMBA,
     SWA,
-    HostDouble,
+    MemoryDouble,
     config_of,
     hashes_of,
     indices_of,
@@ -53,7 +53,7 @@ class Attached:
     """A backend that SGLang attached: its pools are registered."""
 
     def __init__(self, root, table=DENSE, *, registers_pools=True, **updates):
-        self.table, self.memory, self.updates = table, HostDouble(table), UpdatesDouble(**updates)
+        self.table, self.memory, self.updates = table, MemoryDouble(table), UpdatesDouble(**updates)
         self.begun = StartDouble(
             model_of(table),
             config_of(root),

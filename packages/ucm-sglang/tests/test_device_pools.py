@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import import_doubles
 import numpy as np
 import pytest
-from pool_bytes import addresses, gathered, host_indices, payload, random_bits, raw
+from pool_bytes import addresses, gathered, indices_of, payload, random_bits, raw
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang")
@@ -17,7 +17,7 @@ from ucm_core import Part, RowKind, SpecRow, SpecTable  # noqa: E402
 from ucm_core.errors import LayoutError, SpecError  # noqa: E402
 from ucm_core.spec.rows import RankRule  # noqa: E402
 from ucm_sglang.device_pools import device_pools  # noqa: E402
-from ucm_sglang.layout_from_engine import HostPools  # noqa: E402
+from ucm_sglang.layout_from_engine import MappedPools  # noqa: E402
 
 LAYERS, HEADS, DIM, ROPE, PAGE, COUNT = 3, 2, 8, 4, 4, 6
 COMMON = {"page_size": PAGE, "dtype": torch.float32, "device": "cpu", "enable_memory_saver": False}
@@ -47,7 +47,7 @@ def params_of(kvcache, **more):
 
 
 def memory_of(kvcache, row):
-    return HostPools.of(device_pools(params_of(kvcache), states=False), SpecTable((row,), PAGE))
+    return MappedPools.of(device_pools(params_of(kvcache), states=False), SpecTable((row,), PAGE))
 
 
 def parts_of(pool, row):
@@ -80,7 +80,7 @@ def slots(page):
 def test_bytes_out_of_a_device_pool_are_canonical(pool):
     made, row = pool
     fill(made, 1)
-    blocks = memory_of(made, row).blocks("kv", row.name, host_indices=host_indices(PAGES, PAGE))
+    blocks = memory_of(made, row).blocks("kv", row.name, indices=indices_of(PAGES, PAGE))
     found = gathered(row, blocks, len(PAGES))
     for object_, page in enumerate(PAGES):
         units = [[np.ascontiguousarray(part[slots(page)]) for part in parts] for parts in parts_of(made, row)]
@@ -92,11 +92,11 @@ def test_bytes_into_a_device_pool_go_nowhere_else(pool):
     fill(made, 2)
     payloads = gathered(
         row,
-        memory_of(made, row).blocks("kv", row.name, host_indices=host_indices(PAGES, PAGE)),
+        memory_of(made, row).blocks("kv", row.name, indices=indices_of(PAGES, PAGE)),
         len(PAGES),
     )
     other = heads() if row is FULL else latent()
-    blocks = memory_of(other, row).blocks("kv", row.name, host_indices=host_indices([2, 4, 0], PAGE))
+    blocks = memory_of(other, row).blocks("kv", row.name, indices=indices_of([2, 4, 0], PAGE))
     blocks.scatter(np.arange(len(PAGES)), addresses(payloads))
     for mine, theirs in zip(parts_of(other, row), parts_of(made, row), strict=True):
         for part, right in zip(mine, theirs, strict=True):
@@ -108,10 +108,10 @@ def test_bytes_into_a_device_pool_go_nowhere_else(pool):
 
 def test_indices_that_are_no_page_of_the_pool_are_refused():
     memory = memory_of(heads(), FULL)
-    with pytest.raises(LayoutError, match="host indices 1 to 4 are no page of 4 tokens in a pool of 6"):
-        memory.blocks("kv", "full", host_indices=np.arange(1, 5))
-    with pytest.raises(LayoutError, match="host indices 24 to 27 are no page of 4 tokens in a pool of 6"):
-        memory.blocks("kv", "full", host_indices=np.arange(24, 28))
+    with pytest.raises(LayoutError, match="indices 1 to 4 are no page of 4 tokens in a pool of 6"):
+        memory.blocks("kv", "full", indices=np.arange(1, 5))
+    with pytest.raises(LayoutError, match="indices 24 to 27 are no page of 4 tokens in a pool of 6"):
+        memory.blocks("kv", "full", indices=np.arange(24, 28))
 
 
 @pytest.mark.parametrize(

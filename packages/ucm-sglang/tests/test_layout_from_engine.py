@@ -13,7 +13,7 @@ from pool_bytes import (
     POISON,
     addresses,
     gathered,
-    host_indices,
+    indices_of,
     payload,
     random_bits,
     raw,
@@ -35,7 +35,7 @@ from ucm_core.errors import LayoutError
 from ucm_core.spec.rows import Part, RankRule, RowKind, SpecRow
 from ucm_core.spec.segments import Parallelism, Rank, Share
 from ucm_core.spec.table import SpecTable
-from ucm_sglang.layout_from_engine import HostPools
+from ucm_sglang.layout_from_engine import MappedPools
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 
@@ -56,12 +56,12 @@ def state_row(conv: tuple[int, int] = (3, 10), ssm: tuple[int, ...] = (2, 4, 5),
     return SpecRow("mamba2", RowKind.SNAPSHOT, 4, tuple(range(layers)), parts)
 
 
-def host_pools(row: SpecRow, pool: Any, name: str = "kv") -> HostPools:
+def host_pools(row: SpecRow, pool: Any, name: str = "kv") -> MappedPools:
     if name == "mamba":
         kept = attention_row(TokenShape(1))
         pools = {"kv": attention_pool(TokenShape(1), "layer_first"), name: pool}
-        return HostPools.of(pools, SpecTable((kept, row), row.block_tokens))
-    return HostPools.of({name: pool}, SpecTable((row,), row.block_tokens))
+        return MappedPools.of(pools, SpecTable((kept, row), row.block_tokens))
+    return MappedPools.of({name: pool}, SpecTable((row,), row.block_tokens))
 
 
 def filled(pool: PoolDouble, values: tuple[np.ndarray, ...], layout: str) -> PoolDouble:
@@ -105,7 +105,7 @@ def test_pages_of_any_layout_are_canonical_bytes_and_become_pages_of_any_other(
     size = (shape.layers, shape.pages * shape.page, shape.heads, shape.dim)
     values = tuple(random_bits(rng, size, ITEM_BYTES[dtype]) for _ in range(2))
     pool = filled(attention_pool(shape, layout, dtype), values, layout)
-    blocks = host_pools(row, pool).blocks("kv", "full", host_indices=host_indices(pages, shape.page))
+    blocks = host_pools(row, pool).blocks("kv", "full", indices=indices_of(pages, shape.page))
     payloads = gathered(row, blocks, len(pages))
     for page, found in zip(pages, payloads, strict=True):
         assert (found == canonical(row, values, page, range(shape.layers))).all()
@@ -121,7 +121,7 @@ def test_pages_of_any_layout_are_canonical_bytes_and_become_pages_of_any_other(
             held[:, to * shape.page : (to + 1) * shape.page] = part[
                 :, page * shape.page : (page + 1) * shape.page
             ]
-    blocks = host_pools(row, target).blocks("kv", "full", host_indices=host_indices(others, shape.page))
+    blocks = host_pools(row, target).blocks("kv", "full", indices=indices_of(others, shape.page))
     blocks.scatter(np.arange(len(others)), addresses(payloads))
     for buffer, held in zip(target.kv_buffer, expected, strict=True):
         assert (read(buffer, size, other, shape.page) == held).all()
@@ -145,12 +145,12 @@ def test_latent_pages_are_the_latents_then_the_rotary_parts(
     values = random_bits(rng, size, ITEM_BYTES[dtype])
     pool, target = (latent_pool(shape, name, dtype) for name in (layout, other))
     write(pool.kv_buffer, values, layout, shape.page)
-    blocks = host_pools(row, pool).blocks("kv", "mla", host_indices=host_indices(pages, shape.page))
+    blocks = host_pools(row, pool).blocks("kv", "mla", indices=indices_of(pages, shape.page))
     payloads = gathered(row, blocks, len(pages))
     parts = (values[..., :-rope], values[..., -rope:])
     for page, found in zip(pages, payloads, strict=True):
         assert (found == canonical(row, parts, page, range(shape.layers))).all()
-    blocks = host_pools(row, target).blocks("kv", "mla", host_indices=host_indices(others, shape.page))
+    blocks = host_pools(row, target).blocks("kv", "mla", indices=indices_of(others, shape.page))
     blocks.scatter(np.arange(len(others)), addresses(payloads))
     expected = np.zeros_like(values)
     for page, to in zip(pages, others, strict=True):
@@ -169,13 +169,13 @@ def test_states_are_their_parts_with_the_channels_last(
     conv[...], ssm[...] = random_bits(rng, conv.shape, 2), random_bits(rng, ssm.shape, 4)
     slots = slots[: 1 + channels % 5]
     pools = host_pools(row, pool, "mamba")
-    payloads = gathered(row, pools.blocks("mamba", "mamba2", host_indices=np.array(slots)), len(slots))
+    payloads = gathered(row, pools.blocks("mamba", "mamba2", indices=np.array(slots)), len(slots))
     canonical_conv = conv.swapaxes(-1, -2) if first else conv
     for slot, found in zip(slots, payloads, strict=True):
         units = [[canonical_conv[slot, layer, 0], ssm[slot, layer, 0]] for layer in range(layers)]
         assert (found == payload(row, units)).all()
     others, before = slots[::-1], (conv.copy(), ssm.copy())
-    pools.blocks("mamba", "mamba2", host_indices=np.array(others)).scatter(
+    pools.blocks("mamba", "mamba2", indices=np.array(others)).scatter(
         np.arange(len(slots)), addresses(payloads)
     )
     for now, then in zip((conv, ssm), before, strict=True):
@@ -192,9 +192,9 @@ def test_a_pool_that_mixes_rows_is_split_by_layer() -> None:
     )
     values = tuple(random_bits(np.random.default_rng(0), (4, 20, 2, 8), 4) for _ in range(2))
     pool = filled(attention_pool(shape, "page_first"), values, "page_first")
-    pools = HostPools.of({"kv": pool}, SpecTable((full, window), 4))
+    pools = MappedPools.of({"kv": pool}, SpecTable((full, window), 4))
     for row, layers in ((full, range(1, 4, 2)), (window, range(0, 4, 2))):
-        found = gathered(row, pools.blocks("kv", row.name, host_indices=host_indices([3], 4)), 1)
+        found = gathered(row, pools.blocks("kv", row.name, indices=indices_of([3], 4)), 1)
         assert (found[0] == canonical(row, values, 3, layers)).all()
     assert pools.rows("kv") == ("full", "window-8")
 
@@ -209,7 +209,7 @@ def test_keys_and_values_may_differ_in_width() -> None:
     values = tuple(random_bits(rng, (3, 20, 2, dim), 4) for dim in (8, 12))
     row = attention_row(shape, parts=(Part("k", (2, 8), "float32"), Part("v", (2, 12), "float32")))
     filled(pool, values, "page_first_direct")
-    found = gathered(row, host_pools(row, pool).blocks("kv", "full", host_indices=host_indices([2, 0], 4)), 2)
+    found = gathered(row, host_pools(row, pool).blocks("kv", "full", indices=indices_of([2, 0], 4)), 2)
     assert (found[0] == canonical(row, values, 2, range(3))).all()
 
 
@@ -217,11 +217,11 @@ def test_a_rank_holds_its_heads_and_layers() -> None:
     row = attention_row(TokenShape(layers=6, heads=4))
     share = Share(Parallelism(2, (2, 4)), Rank(1, 1))
     pool = attention_pool(TokenShape(layers=4), "layer_first", start_layer=2)
-    pools = HostPools.of({"kv": pool}, SpecTable((row,), 4), share=share)
+    pools = MappedPools.of({"kv": pool}, SpecTable((row,), 4), share=share)
     (held,) = share.slices(row)
     values = tuple(random_bits(np.random.default_rng(2), (4, 20, 2, 8), 4) for _ in range(2))
     filled(pool, values, "layer_first")
-    found = gathered(held.row, pools.blocks("kv", "full", host_indices=host_indices([1], 4)), 1)
+    found = gathered(held.row, pools.blocks("kv", "full", indices=indices_of([1], 4)), 1)
     assert (found[0] == canonical(held.row, values, 1, range(4))).all()
 
 
@@ -238,16 +238,16 @@ def test_the_pools_memory_outlives_the_pool() -> None:
     [
         ([0, 1, 2], r"shape \[3\] are no pages of 4 tokens"),
         ([[0, 1, 2, 3]], r"shape \[1, 4\] are no pages"),
-        ([4, 5, 6, 7, 1, 2, 3, 4], r"object 1: host indices 1 to 4 are no page of 4 tokens"),
-        ([0, 1, 3, 2], r"object 0: host indices 0 to 2 are no page"),
-        ([20, 21, 22, 23], r"host indices 20 to 23 .* in a pool of 5"),
-        ([-4, -3, -2, -1], r"host indices -4 to -1 .* in a pool of 5"),
+        ([4, 5, 6, 7, 1, 2, 3, 4], r"object 1: indices 1 to 4 are no page of 4 tokens"),
+        ([0, 1, 3, 2], r"object 0: indices 0 to 2 are no page"),
+        ([20, 21, 22, 23], r"indices 20 to 23 .* in a pool of 5"),
+        ([-4, -3, -2, -1], r"indices -4 to -1 .* in a pool of 5"),
     ],
 )
 def test_indices_that_are_no_pages_are_refused(indices: list[Any], message: str) -> None:
     pools = host_pools(attention_row(TokenShape()), attention_pool(TokenShape(), "layer_first"))
     with pytest.raises(LayoutError, match=message):
-        pools.blocks("kv", "full", host_indices=np.array(indices, np.int64))
+        pools.blocks("kv", "full", indices=np.array(indices, np.int64))
 
 
 def test_a_row_that_a_pool_does_not_hold_is_refused() -> None:
@@ -255,7 +255,7 @@ def test_a_row_that_a_pool_does_not_hold_is_refused() -> None:
     with pytest.raises(
         LayoutError, match=r"pool 'swa' has no layer of row 'full' on this rank; here are full in kv"
     ):
-        pools.blocks("swa", "full", host_indices=host_indices([0], 4))
+        pools.blocks("swa", "full", indices=indices_of([0], 4))
 
 
 SHAPE = TokenShape()

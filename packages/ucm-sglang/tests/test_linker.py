@@ -23,7 +23,7 @@ from start_doubles import StartDouble, UpdatesDouble  # noqa: E402
 
 from ucm_core import Part, RowKind, Share, SpecRow, SpecTable  # noqa: E402
 from ucm_core.errors import ConfigError, LayoutError, SpecError, StoreError  # noqa: E402
-from ucm_sglang.layout_from_engine import HostPools  # noqa: E402
+from ucm_sglang.layout_from_engine import MappedPools  # noqa: E402
 from ucm_sglang.linker import UCMLinker  # noqa: E402
 from ucm_sglang.settings import read_linker_settings  # noqa: E402
 
@@ -54,7 +54,7 @@ class Linked:
         self.updates, table = UpdatesDouble(**updates), table or table_of()
         WorldLinker.started = StartDouble(
             model_of(table), config_of(root), Share(), self.updates,
-            lambda pools, table, share: HostPools.of(pools, table), lookup_budget_s=WAIT_S,
+            lambda pools, table, share: MappedPools.of(pools, table), lookup_budget_s=WAIT_S,
         ) if known else None  # fmt: skip
         self.kv = MHATokenToKVPool(
             size=GRAIN * (PAGES - 1), page_size=GRAIN, dtype=torch.float32, head_num=HEADS, head_dim=DIM,

@@ -85,7 +85,7 @@ def test_before_the_pools_are_registered_everything_is_a_miss(world):
 
 def test_fewer_indices_than_pages_are_refused(world):
     world.save(KV, P4, range(4))
-    with pytest.raises(LayoutError, match="4 pages need 64 host indices, SGLang gave 48"):
+    with pytest.raises(LayoutError, match="4 pages need 64 indices, SGLang gave 48"):
         world.backend.load(Pages("kv", P4, indices_of(KV, range(3))))
 
 

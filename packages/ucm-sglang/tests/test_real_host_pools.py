@@ -7,7 +7,7 @@ from typing import Any
 import import_doubles
 import numpy as np
 import pytest
-from pool_bytes import POISON, addresses, gathered, host_indices, payload, random_bits, raw, read, write
+from pool_bytes import POISON, addresses, gathered, indices_of, payload, random_bits, raw, read, write
 from pool_doubles import ITEM_BYTES, PoolDouble, TokenShape, attention_pool, latent_pool, state_pool
 
 torch = pytest.importorskip("torch")
@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost  # noqa: E40
 
 from ucm_core.spec.rows import Part, RankRule, RowKind, SpecRow  # noqa: E402
 from ucm_core.spec.table import SpecTable  # noqa: E402
-from ucm_sglang.layout_from_engine import HostPools  # noqa: E402
+from ucm_sglang.layout_from_engine import MappedPools  # noqa: E402
 
 SHAPE = TokenShape(layers=3, pages=5, page=4, heads=2, dim=8)
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
@@ -116,14 +116,12 @@ def check_pages(row: SpecRow, pools: tuple[Any, Any], buffers: Any, parts: Any) 
     before = [
         read(one, size, other.layout, SHAPE.page) for one, size in zip(buffers(other), sizes, strict=True)
     ]
-    memory, target = (HostPools.of({"kv": one}, table(row)) for one in pools)
-    payloads = gathered(
-        row, memory.blocks("kv", row.name, host_indices=host_indices([4, 0, 2], SHAPE.page)), 3
-    )
+    memory, target = (MappedPools.of({"kv": one}, table(row)) for one in pools)
+    payloads = gathered(row, memory.blocks("kv", row.name, indices=indices_of([4, 0, 2], SHAPE.page)), 3)
     for page, found in zip([4, 0, 2], payloads, strict=True):
         units = [[part[layer, tokens(page)] for part in parts(values)] for layer in range(SHAPE.layers)]
         assert (found == payload(row, units)).all()
-    target.blocks("kv", row.name, host_indices=host_indices([1, 3, 0], SHAPE.page)).scatter(
+    target.blocks("kv", row.name, indices=indices_of([1, 3, 0], SHAPE.page)).scatter(
         np.arange(3), addresses(payloads)
     )
     for buffer, elements, expected in zip(buffers(other), values, before, strict=True):
@@ -180,8 +178,8 @@ def test_states_are_the_same_bytes(layout: str, conv: tuple[int, int]) -> None:
     window, matrix = raw(pool.conv_buffer[0]), raw(pool.temporal_buffer)
     rng = np.random.default_rng(5)
     window[...], matrix[...] = random_bits(rng, window.shape, 2), random_bits(rng, matrix.shape, 4)
-    pools = HostPools.of({"kv": kv, "mamba": pool}, table(attention_row(), row))
-    (found,) = gathered(row, pools.blocks("mamba", "mamba2", host_indices=np.array([3])), 1)
+    pools = MappedPools.of({"kv": kv, "mamba": pool}, table(attention_row(), row))
+    (found,) = gathered(row, pools.blocks("mamba", "mamba2", indices=np.array([3])), 1)
     turned = window if conv == (3, 10) else window.swapaxes(-1, -2)
     assert (found == payload(row, [[turned[3, layer, 0], matrix[3, layer, 0]] for layer in range(3)])).all()
 
@@ -192,8 +190,8 @@ def test_a_page_is_made_of_the_runs_that_sglang_names() -> None:
         write(
             buffer, random_bits(np.random.default_rng(seed), slots_of(buffer), 4), "layer_first", SHAPE.page
         )
-    blocks = HostPools.of({"kv": pool}, table(row)).blocks(
-        "kv", "full", host_indices=host_indices([2], SHAPE.page)
+    blocks = MappedPools.of({"kv": pool}, table(row)).blocks(
+        "kv", "full", indices=indices_of([2], SHAPE.page)
     )
     (found,) = gathered(row, blocks, 1)
     pointers, sizes = pool.get_page_buffer_meta(torch.arange(8, 12))

@@ -33,7 +33,7 @@ from start_doubles import StartDouble, UpdatesDouble  # noqa: E402
 
 from ucm_core import Part, RowKind, Share, SpecRow, SpecTable  # noqa: E402
 from ucm_position_key import KeyView  # noqa: E402
-from ucm_sglang.layout_from_engine import HostPools  # noqa: E402
+from ucm_sglang.layout_from_engine import MappedPools  # noqa: E402
 
 FULL, SWA, MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
 PAGES = 4
@@ -154,6 +154,6 @@ def start_of(cfg, root):
         config_of(root, grain_tokens=cfg.page_size, ring_bytes=64 << 20),
         Share(),
         UpdatesDouble(),
-        lambda pools, table, share: HostPools.of(pools, table),
+        lambda pools, table, share: MappedPools.of(pools, table),
         view=KeyView.BIGRAM if cfg.is_eagle else KeyView.PLAIN,
     )

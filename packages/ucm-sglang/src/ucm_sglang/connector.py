@@ -218,7 +218,7 @@ class UCMHiCache(HiCacheStorage):
     def _map_pools(self) -> None:
         """Check what is registered against the table; under the lock."""
         if self._pages is not None and self._start is not None:
-            self._pages.register(self._start.host_memory(self._pools))
+            self._pages.register(self._start.memory_of(self._pools))
         self._mapped = True
 
     def _settled(self) -> PageBackend | None:

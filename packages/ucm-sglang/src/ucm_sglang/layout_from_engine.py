@@ -44,27 +44,27 @@ class RowMemory:
     table: Int64s
     """What a copy takes, see `EngineLayout.table`."""
     page_tokens: int
-    """Host indices per object: the tokens of a page, or 1, the slot of a state."""
+    """Indices per object: the tokens of a page, or 1, the slot of a state."""
     pages: int
     """Pages (slots) of the pool."""
     tensors: Any
     """They keep the memory alive."""
 
-    def pieces(self, host_indices: Int64s) -> Int64s:
-        """Object ``i`` is page ``i`` of ``host_indices``; LayoutError for what is no pages of the pool."""
-        size, shape = self.page_tokens, host_indices.shape
+    def pieces(self, indices: Int64s) -> Int64s:
+        """Object ``i`` is page ``i`` of ``indices``; LayoutError for what is no pages of the pool."""
+        size, shape = self.page_tokens, indices.shape
         refuse(
-            shape != (len(host_indices) // size * size,),
-            LayoutError(f"host indices of shape {list(shape)} are no pages of {size} tokens"),
+            shape != (len(indices) // size * size,),
+            LayoutError(f"indices of shape {list(shape)} are no pages of {size} tokens"),
         )
-        by_page = host_indices.reshape(-1, size)
+        by_page = indices.reshape(-1, size)
         pages, rest = np.divmod(by_page[:, 0], size)
         torn = rest.astype(bool) | (by_page != by_page[:, :1] + np.arange(size)).any(axis=1)
         wrong = np.flatnonzero(torn | (pages < 0) | (pages >= self.pages))
         if wrong.size:
             first, last = by_page[wrong[0], [0, -1]].tolist()
             raise LayoutError(
-                f"object {wrong[0]}: host indices {first} to {last} are no page of {size} tokens in a pool of"
+                f"object {wrong[0]}: indices {first} to {last} are no page of {size} tokens in a pool of"
                 f" {self.pages}"
             )
         pieces = np.zeros((len(pages), 5), np.int64)
@@ -73,8 +73,8 @@ class RowMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class HostPools:
-    """The registered host pools of one rank as memory of the table's rows; immutable."""
+class MappedPools:
+    """The registered pools of one rank as memory of the table's rows; immutable."""
 
     pools: tuple[Pool, ...]
     """For `ucm_position_key.PoolTable`."""
@@ -84,7 +84,7 @@ class HostPools:
     """The rows with the layers and heads that this rank has of them: unit ``i`` is shard ``i``."""
 
     @classmethod
-    def of(cls, pools: Mapping[str, Any], table: SpecTable, *, share: Share | None = None) -> HostPools:
+    def of(cls, pools: Mapping[str, Any], table: SpecTable, *, share: Share | None = None) -> MappedPools:
         """Map ``pools`` (SGLang's name to the pool object) onto ``table``, with every check there is.
 
         ``share`` says which rank they are of; the only one, where it is None. SpecError for pools that do not
@@ -105,8 +105,8 @@ class HostPools:
         """The rows of a pool that have layers on this rank."""
         return tuple(row for pool, row in self.memory if pool == pool_name)
 
-    def blocks(self, pool_name: str, row_name: str, *, host_indices: Int64s) -> EngineBlocks:
-        """Memory of a row's blocks or states in a pool: object ``i`` is page ``i`` of ``host_indices``.
+    def blocks(self, pool_name: str, row_name: str, *, indices: Int64s) -> EngineBlocks:
+        """Memory of a row's blocks or states in a pool: object ``i`` is page ``i`` of ``indices``.
 
         ``int64[n * page]`` for a pool of tokens, each page's indices consecutive from a multiple of the page
         on; ``int64[n]`` slots for states. LayoutError for others, and for a row that is not there.
@@ -117,21 +117,21 @@ class HostPools:
             raise LayoutError(
                 f"pool {pool_name!r} has no layer of row {row_name!r} on this rank; here are {held}"
             )
-        return EngineBlocks([memory], memory.pieces(host_indices), block_tokens=memory.page_tokens)
+        return EngineBlocks([memory], memory.pieces(indices), block_tokens=memory.page_tokens)
 
 
-def _row_memory(held: PoolLayers, row: SpecRow, host_pool: Any) -> RowMemory:
+def _row_memory(held: PoolLayers, row: SpecRow, pool: Any) -> RowMemory:
     where = f"pool {held.pool.name!r}, row {row.name!r}"
-    places = _reader(where, row, host_pool, component=held.pool.component).places(where, row, host_pool)
+    places = _reader(where, row, pool, component=held.pool.component).places(where, row, pool)
     layers = [held.layers.index(unit) for unit in row.units]
-    page_tokens = int(host_pool.page_size)
+    page_tokens = int(pool.page_size)
     layout = _layout(row, layers, places=places, page_tokens=page_tokens)
-    return RowMemory(layout.table, page_tokens, int(host_pool.page_num), host_pool.kv_buffer)
+    return RowMemory(layout.table, page_tokens, int(pool.page_num), pool.kv_buffer)
 
 
-def _reader(where: str, row: SpecRow, host_pool: Any, *, component: Component) -> _Reader:
-    readers, layout = _READERS[component], host_pool.layout
-    kind = getattr(host_pool, "kind", type(host_pool).__name__)
+def _reader(where: str, row: SpecRow, pool: Any, *, component: Component) -> _Reader:
+    readers, layout = _READERS[component], pool.layout
+    kind = getattr(pool, "kind", type(pool).__name__)
     refuse(
         kind not in readers,
         LayoutError(f"{where}: the pool is a {kind}; known for it: {', '.join(readers)}"),
@@ -143,7 +143,7 @@ def _reader(where: str, row: SpecRow, host_pool: Any, *, component: Component) -
         LayoutError(f"{where}: layout {layout!r} of a {kind} is not known; known: {known}"),
     )
     refuse(
-        getattr(host_pool, "kv_buffer", None) is None,
+        getattr(pool, "kv_buffer", None) is None,
         LayoutError(f"{where}: the pool has no memory on this rank"),
     )
     names = tuple(part.name for part in row.parts)
@@ -168,8 +168,8 @@ def _layout(
     return EngineLayout(page_tokens, tuple(parts))
 
 
-def _keys_and_values(where: str, row: SpecRow, host_pool: Any) -> list[Place]:
-    tensors, order = (host_pool.k_buffer, host_pool.v_buffer), _device_order(host_pool)
+def _keys_and_values(where: str, row: SpecRow, pool: Any) -> list[Place]:
+    tensors, order = (pool.k_buffer, pool.v_buffer), _device_order(pool)
     refuse(
         order not in _TOKEN_MAJOR,
         LayoutError(
@@ -178,60 +178,60 @@ def _keys_and_values(where: str, row: SpecRow, host_pool: Any) -> list[Place]:
         ),
     )
     return [
-        _token_place(_token_buffer(where, part, tensor, host_pool), part, host_pool)
+        _token_place(_token_buffer(where, part, tensor, pool), part, pool)
         for part, tensor in zip(row.parts, tensors, strict=True)
     ]
 
 
-def _device_order(host_pool: Any) -> str:
+def _device_order(pool: Any) -> str:
     """How a page lies in the device pool: a host page has the same bytes, whatever its shape says."""
-    infos = getattr(host_pool, "_buffer_infos", ())  # since 0.5.23
+    infos = getattr(pool, "_buffer_infos", ())  # since 0.5.23
     if infos:
         return str(infos[0].buffers.layout.value)
-    return str(getattr(getattr(host_pool, "device_pool", None), "kv_cache_layout", None))
+    return str(getattr(getattr(pool, "device_pool", None), "kv_cache_layout", None))
 
 
-def _latent_then_rope(where: str, row: SpecRow, host_pool: Any) -> list[Place]:
+def _latent_then_rope(where: str, row: SpecRow, pool: Any) -> list[Place]:
     latent, rope = row.parts
     entry = Part("latent and rope", (1, latent.shape[0] + rope.shape[0]), latent.dtype)
-    buffer = _token_buffer(where, entry, host_pool.kv_buffer, host_pool)
+    buffer = _token_buffer(where, entry, pool.kv_buffer, pool)
     buffer.require(rope.dtype, {})
     return [
-        _token_place(buffer, latent, host_pool),
-        _token_place(buffer, rope, host_pool, element=latent.shape[0]),
+        _token_place(buffer, latent, pool),
+        _token_place(buffer, rope, pool, element=latent.shape[0]),
     ]
 
 
-def _token_buffer(where: str, part: Part, tensor: Any, host_pool: Any) -> Buffer:
+def _token_buffer(where: str, part: Part, tensor: Any, pool: Any) -> Buffer:
     """``tensor`` as what holds ``part`` of every layer and token."""
-    buffer = Buffer.of(f"{where}, part {part.name!r}", tensor, axes=AXES[host_pool.layout])
-    sizes = {"head": part.shape[0], "element": part.shape[1], "layer": host_pool.layer_num}
+    buffer = Buffer.of(f"{where}, part {part.name!r}", tensor, axes=AXES[pool.layout])
+    sizes = {"head": part.shape[0], "element": part.shape[1], "layer": pool.layer_num}
     pages = {
-        "token": host_pool.page_size,
-        "page": host_pool.page_num,
-        "slot": host_pool.page_num * host_pool.page_size,
+        "token": pool.page_size,
+        "page": pool.page_num,
+        "slot": pool.page_num * pool.page_size,
     }
     buffer.require(part.dtype, sizes | pages)
     return buffer
 
 
-def _token_place(buffer: Buffer, part: Part, host_pool: Any, *, element: int = 0) -> Place:
-    return partial(buffer.tokens, part, int(host_pool.page_size), element=element)
+def _token_place(buffer: Buffer, part: Part, pool: Any, *, element: int = 0) -> Place:
+    return partial(buffer.tokens, part, int(pool.page_size), element=element)
 
 
-def _states(where: str, row: SpecRow, host_pool: Any) -> list[Place]:
-    (conv, ssm), windows = row.parts, len(host_pool.conv_buffer)
+def _states(where: str, row: SpecRow, pool: Any) -> list[Place]:
+    (conv, ssm), windows = row.parts, len(pool.conv_buffer)
     refuse(windows != 1, LayoutError(f"{where}: {windows} convolution states in the pool, expected 1"))
     return [
-        _window_place(f"{where}, part 'conv'", conv, host_pool.conv_buffer[0], host_pool),
-        _matrix_place(f"{where}, part 'ssm'", ssm, host_pool.temporal_buffer, host_pool),
+        _window_place(f"{where}, part 'conv'", conv, pool.conv_buffer[0], pool),
+        _matrix_place(f"{where}, part 'ssm'", ssm, pool.temporal_buffer, pool),
     ]
 
 
-def _window_place(where: str, part: Part, tensor: Any, host_pool: Any) -> Place:
+def _window_place(where: str, part: Part, tensor: Any, pool: Any) -> Place:
     """Of a convolution: the inputs before (rows) of every channel (columns), in either order."""
     orders = {part.shape[::-1]: ("column", "row"), part.shape: ("row", "column")}
-    slot = _SLOT[host_pool.layout]
+    slot = _SLOT[pool.layout]
     shape = tuple(map(int, tensor.shape[len(slot) :]))
     refuse(
         shape not in orders,
@@ -241,13 +241,13 @@ def _window_place(where: str, part: Part, tensor: Any, host_pool: Any) -> Place:
         len(orders) == 1,
         LayoutError(f"{where}: shape {list(shape)} does not say which axis are the channels"),
     )
-    return _state_buffer(Buffer.of(where, tensor, axes=(*slot, *orders[shape])), part, host_pool).state
+    return _state_buffer(Buffer.of(where, tensor, axes=(*slot, *orders[shape])), part, pool).state
 
 
-def _matrix_place(where: str, part: Part, tensor: Any, host_pool: Any) -> Place:
+def _matrix_place(where: str, part: Part, tensor: Any, pool: Any) -> Place:
     """Of a recurrent state, whatever its axes: one row."""
-    slot, axes = _SLOT[host_pool.layout], tuple(map(str, range(len(part.shape))))
-    buffer = _state_buffer(Buffer.of(where, tensor, axes=(*slot, *axes)), part, host_pool)
+    slot, axes = _SLOT[pool.layout], tuple(map(str, range(len(part.shape))))
+    buffer = _state_buffer(Buffer.of(where, tensor, axes=(*slot, *axes)), part, pool)
     item, shape = buffer.item_bytes, [*buffer.sizes.values()][len(slot) :]
     refuse(
         tuple(shape) != part.shape,
@@ -260,8 +260,8 @@ def _matrix_place(where: str, part: Part, tensor: Any, host_pool: Any) -> Place:
     return replace(buffer, sizes={**buffer.sizes, **flat}, strides={**buffer.strides, **steps}).state
 
 
-def _state_buffer(buffer: Buffer, part: Part, host_pool: Any) -> Buffer:
-    buffer.require(part.dtype, {"layer": host_pool.num_mamba_layers, "slot": host_pool.page_num, "one": 1})
+def _state_buffer(buffer: Buffer, part: Part, pool: Any) -> Buffer:
+    buffer.require(part.dtype, {"layer": pool.num_mamba_layers, "slot": pool.page_num, "one": 1})
     return buffer
 
 

@@ -28,7 +28,7 @@ from ucm_position_key import KeyView
 from ucm_sglang.asker import ASK_S, Asker
 from ucm_sglang.layer_loads import LOADS_WAIT_S, LinkedLoad, LoadBatch, plan_of
 from ucm_sglang.offloads import NOT_KEPT, OFFLOAD_WAIT_S, Offload
-from ucm_sglang.page_cache import KV_POOL, HostMemory, PageCache, Pages, View
+from ucm_sglang.page_cache import KV_POOL, PageCache, Pages, PoolMemory, View
 from ucm_sglang.restorable import Demand, Restorable, needed_pages, restorable
 from ucm_sglang.settings import LOOKUP_BUDGET_S
 
@@ -52,7 +52,7 @@ class LinkedPages(PageCache):
         self._asker: Asker[Restorable] = Asker(wait_s=ask_s)
         self._plan: tuple[LayerShards, ...] = ()
 
-    def register(self, memory: HostMemory) -> None:
+    def register(self, memory: PoolMemory) -> None:
         """Move pages of this memory from now on; SpecError where its pools do not fit the table."""
         super().register(memory)
         self._plan = plan_of(memory.held)

@@ -159,7 +159,7 @@ class UCMLinker(UnifiedCacheLinker):
         return start_of_linker(storage_config, server_args)
 
     def _begin(self, start: Start, pools: Mapping[str, Any]) -> None:
-        memory = start.host_memory(pools)
+        memory = start.memory_of(pools)
         pages = LinkedPages(
             start.open_cache(), start.model, view=start.view, lookup_budget_s=start.lookup_budget_s
         )

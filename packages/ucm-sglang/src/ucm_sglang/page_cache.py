@@ -28,7 +28,7 @@ from ucm_core.spec.rows import SpecRow
 from ucm_position_key import Component, KeyView, Pool, PoolTable, digests_of
 from ucm_sglang.restorable import Demand, Restorable, needed_pages, restorable
 
-__all__ = ["KV_POOL", "HostMemory", "PageCache", "Pages", "View"]
+__all__ = ["KV_POOL", "PageCache", "Pages", "PoolMemory", "View"]
 
 KV_POOL = "kv"
 """The pool that every length needs whole."""
@@ -39,8 +39,8 @@ _GROWTH = 8
 Int64s = npt.NDArray[np.int64]
 
 
-class HostMemory(Protocol):
-    """SGLang's pools (`ucm_sglang.layout_from_engine.HostPools`)."""
+class PoolMemory(Protocol):
+    """SGLang's pools (`ucm_sglang.layout_from_engine.MappedPools`)."""
 
     @property
     def pools(self) -> tuple[Pool, ...]:
@@ -53,7 +53,7 @@ class HostMemory(Protocol):
     def rows(self, pool_name: str) -> tuple[str, ...]:
         """The rows of a pool that have layers on this rank."""
 
-    def blocks(self, pool_name: str, row_name: str, *, host_indices: Int64s) -> EngineBlocks:
+    def blocks(self, pool_name: str, row_name: str, *, indices: Int64s) -> EngineBlocks:
         """The memory of pages: object ``i`` is the ``i``-th page of the indices, of a state one entry."""
 
 
@@ -66,7 +66,7 @@ class Pages:
     hashes: Sequence[str]
     """One per page."""
     indices: Int64s
-    """``int64[pages * entries]``: host indices, page after page."""
+    """``int64[pages * entries]``: indices into the pool, page after page."""
     before: str | None = None
     """Hash of the page before the first, where it is known."""
 
@@ -79,7 +79,7 @@ class View:
     """Stores and books."""
     pools: PoolTable
     """Keys, and which pool holds which rows."""
-    memory: HostMemory
+    memory: PoolMemory
     """Where the pools' pages lie."""
 
     def keys(self, row: str, hashes: Sequence[str]) -> Keys:
@@ -97,10 +97,10 @@ class View:
         need = len(pages.hashes) * (1 if state else self.pools.table.grain_tokens)
         if len(pages.indices) != need:  # a page without memory would count as loaded
             raise LayoutError(
-                f"pool {pages.pool!r}: {len(pages.hashes)} pages need {need} host indices,"
+                f"pool {pages.pool!r}: {len(pages.hashes)} pages need {need} indices,"
                 f" SGLang gave {len(pages.indices)}"
             )
-        return self.memory.blocks(pages.pool, row, host_indices=pages.indices)
+        return self.memory.blocks(pages.pool, row, indices=pages.indices)
 
     def demand(self, pool: str, trailing_pages: int | None) -> Demand:
         """What SGLang will read of a pool; SpecError for one that is not registered."""
@@ -117,13 +117,13 @@ class PageCache:
     def __init__(self, cache: EngineCache, model: Model, *, view: KeyView = KeyView.PLAIN) -> None:
         self._cache, self._model, self._key_view = cache, model, view
         self._table = model.table
-        self._memory: HostMemory | None = None
+        self._memory: PoolMemory | None = None
         self._view: View | None = None
         self._stale = False
 
     # -- once
 
-    def register(self, memory: HostMemory) -> None:
+    def register(self, memory: PoolMemory) -> None:
         """Move pages of this memory from now on; SpecError where its pools do not fit the table."""
         anybody = replace(self._model.identity, weights="00" * 32)  # the weights may not be known yet
         pools = PoolTable(self._table, memory.pools, model=anybody, view=self._key_view)

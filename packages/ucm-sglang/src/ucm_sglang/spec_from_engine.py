@@ -1,4 +1,4 @@
-"""From SGLang's registered host pools to the rows of the canonical table.
+"""From SGLang's registered pools to the rows of the canonical table.
 
 The table is made by the core from the checkpoint, so nothing here knows a model family. A pool says how many
 layers it holds, not which: SGLang keeps them in the model's order, so they follow from the table. Snapshot
@@ -46,7 +46,7 @@ def map_pools(pools: Mapping[str, Any], table: SpecTable, *, share: Share) -> tu
     draft pool, a row in no pool, a pool without rows, two windows in one pool, and a pool that is not cut as
     its rows are: pages of a block, all their layers and no others.
     """
-    refuse(share.rank is None, SpecError("host pools are one rank's: share must say which"))
+    refuse(share.rank is None, SpecError("pools are one rank's: share must say which"))
     names: dict[str, list[SpecRow]] = {_known(name): [] for name in pools}
     for row in (*table.chain_rows, *table.snapshot_rows, *table.follower_rows):
         names[_pool_of(row, names)].append(row)
@@ -107,12 +107,12 @@ def _pool_layers(name: str, rows: list[SpecRow], share: Share) -> PoolLayers:
     return PoolLayers(Pool(name, COMPONENTS[name], called), held)
 
 
-def _checked(held: PoolLayers, host_pool: Any, *, alone: bool) -> PoolLayers:
+def _checked(held: PoolLayers, pool: Any, *, alone: bool) -> PoolLayers:
     """``held``, if the pool is cut so; only one that is ``alone`` numbers its layers as the model does."""
     name, layers, rows = held.pool.name, held.layers, ", ".join(held.pool.rows)
     refuse_repeats(f"pool {name!r} has layer", layers)
-    _refuse_cuts(name, host_pool)
-    count = _layer_count(host_pool)
+    _refuse_cuts(name, pool)
+    count = _layer_count(pool)
     refuse(
         count != len(layers),
         SpecError(
@@ -120,7 +120,7 @@ def _checked(held: PoolLayers, host_pool: Any, *, alone: bool) -> PoolLayers:
             f" {layers}"
         ),
     )
-    first = int(getattr(host_pool, "start_layer", 0))
+    first = int(getattr(pool, "start_layer", 0))
     refuse(
         alone and layers[:1] != (first,),
         SpecError(
@@ -129,7 +129,7 @@ def _checked(held: PoolLayers, host_pool: Any, *, alone: bool) -> PoolLayers:
         ),
     )
     for row in held.rows:
-        _check_page(name, row, int(host_pool.page_size))
+        _check_page(name, row, int(pool.page_size))
     return held
 
 
@@ -144,22 +144,22 @@ def _check_page(name: str, row: SpecRow, page_tokens: int) -> None:
     )
 
 
-def _refuse_cuts(name: str, host_pool: Any) -> None:
+def _refuse_cuts(name: str, pool: Any) -> None:
     """Refuse what makes a pool hold something else than this rank's layers of every token."""
     for what, many in (
-        ("draft layers packed behind the model's", _draft_layers(host_pool)),
-        ("side states beside conv and ssm", len(getattr(host_pool, "slot_state_buffers", ()))),
-        ("layers dealt out to other ranks", int(getattr(host_pool, "_layer_shard_enabled", False))),
-        ("tokens dealt out to context ranks", int(getattr(host_pool, "dcp_size", 1)) - 1),
+        ("draft layers packed behind the model's", _draft_layers(pool)),
+        ("side states beside conv and ssm", len(getattr(pool, "slot_state_buffers", ()))),
+        ("layers dealt out to other ranks", int(getattr(pool, "_layer_shard_enabled", False))),
+        ("tokens dealt out to context ranks", int(getattr(pool, "dcp_size", 1)) - 1),
     ):
         refuse(many, SpecError(f"pool {name!r} has {what} ({many}): not supported by ucm-sglang yet"))
 
 
-def _draft_layers(host_pool: Any) -> int:
-    packed, layers = len(getattr(host_pool, "mtp_draft_buffer_infos", ())), _layer_count(host_pool)
-    return packed + layers - int(getattr(host_pool, "target_layer_num", layers))
+def _draft_layers(pool: Any) -> int:
+    packed, layers = len(getattr(pool, "mtp_draft_buffer_infos", ())), _layer_count(pool)
+    return packed + layers - int(getattr(pool, "target_layer_num", layers))
 
 
-def _layer_count(host_pool: Any) -> int:
+def _layer_count(pool: Any) -> int:
     """A pool of states has another word for it."""
-    return int(getattr(host_pool, "num_mamba_layers", getattr(host_pool, "layer_num", 0)))
+    return int(getattr(pool, "num_mamba_layers", getattr(pool, "layer_num", 0)))

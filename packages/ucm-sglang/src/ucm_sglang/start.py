@@ -16,8 +16,8 @@ from ucm_core.spec.table import SpecTable
 from ucm_position_key import KeyView
 from ucm_sglang import versions, weight_updates
 from ucm_sglang.identity_from_engine import argument, engine_model, key_view, server_args_of_engine
-from ucm_sglang.layout_from_engine import HostPools
-from ucm_sglang.page_cache import HostMemory
+from ucm_sglang.layout_from_engine import MappedPools
+from ucm_sglang.page_cache import PoolMemory
 from ucm_sglang.ranks_from_engine import partition_of, share_of
 from ucm_sglang.settings import LOOKUP_BUDGET_S, Settings, read_linker_settings, read_settings
 
@@ -52,8 +52,8 @@ class Start:
     """What of the model this rank has."""
     weights: WeightUpdates
     """Who tells of new weights."""
-    read_pools: Callable[[Mapping[str, Any], SpecTable, Share], HostMemory]
-    """Reads registered host pools; LayoutError or SpecError for what does not hold the table."""
+    read_pools: Callable[[Mapping[str, Any], SpecTable, Share], PoolMemory]
+    """Reads registered pools; LayoutError or SpecError for what does not hold the table."""
     view: KeyView = KeyView.PLAIN
     """What a position of SGLang's keys is."""
     registers_pools: bool = True
@@ -66,7 +66,7 @@ class Start:
         identity = self.view.identity_of(self.model.identity)
         return EngineCache(replace(self.model, identity=identity), self.config, share=self.share)
 
-    def host_memory(self, pools: Mapping[str, Any]) -> HostMemory:
+    def memory_of(self, pools: Mapping[str, Any]) -> PoolMemory:
         """SGLang's pools, by name, as memory of the table's rows."""
         return self.read_pools(dict(pools), self.model.table, self.share)
 
@@ -113,7 +113,7 @@ def _start(
         config=settings.cache,
         share=share_of(storage_config, model.table, partition=partition_of(storage_config, model.table)),
         weights=weight_updates,
-        read_pools=lambda pools, table, share: HostPools.of(pools, table, share=share),
+        read_pools=lambda pools, table, share: MappedPools.of(pools, table, share=share),
         # SGLang keys by tokens where there are states, whatever drafts (`UnifiedTreeCore.is_eagle`)
         view=KeyView.PLAIN if model.table.snapshot_rows else key_view(arguments),
         registers_pools=registers_pools,
