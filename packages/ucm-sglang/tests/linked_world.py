@@ -32,11 +32,16 @@ class LinkedWorld:
         return self.cache.current.statistics().leases
 
     def save(self, *parts):
-        """Offload a node, of each part a pool, hashes, and pages that they lie in; whether it was kept."""
+        """Offload a node, of each part a pool, hashes, and pages that they lie in; whether it was kept.
+
+        Its files are down when this returns: none of its slots in the ring is busy any more.
+        """
         for pool, hashes, pages in parts:
             self.memory.fill(pool, hashes, pages)
         offload = self.pages.offload([pages_of(*part) for part in parts])
         offload.wait(time.monotonic() + WAIT_S)
+        for _, ticket in offload.rows.values():
+            ticket.wait_durable(WAIT_S)
         return self.pages.is_kept(offload)
 
     def lookup(self, hashes, sides=None, *, name="r"):
