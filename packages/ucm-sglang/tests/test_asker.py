@@ -3,6 +3,8 @@
 import os
 import threading
 
+from counted import errors
+
 from ucm_sglang.asker import Asker
 
 WAIT_S = 120
@@ -30,6 +32,16 @@ def test_who_is_not_answered_waits_once_and_is_answered_again_when_that_is_over(
     assert asker._over.wait(WAIT_S)
     assert asker.ask(lambda: 3) == 3
     assert asked == []
+    asker.close()
+
+
+def test_every_question_without_an_answer_is_counted():
+    asker, go, before = Asker(wait_s=0.0), threading.Event(), errors("ask")
+    asker.ask(lambda: go.wait(WAIT_S))
+    asker.ask(lambda: None)
+    assert errors("ask") - before == 2
+    go.set()
+    assert asker._over.wait(WAIT_S)
     asker.close()
 
 

@@ -23,7 +23,7 @@ from backend_world import (  # noqa: E402
     indices_of,
     model_of,
 )
-from prometheus_client import REGISTRY  # noqa: E402
+from counted import errors  # noqa: E402
 from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
     HiCacheStorage,
     HiCacheStorageConfig,
@@ -97,10 +97,6 @@ def hybrid(tmp_path):
     made = Attached(tmp_path / "root", HYBRID).register()
     yield made
     made.storage.close()
-
-
-def errors(where):
-    return REGISTRY.get_sample_value("ucm_errors_total", {"where": where}) or 0.0
 
 
 # -- start

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from backend_world import FULL, STATE, WINDOW
+from counted import errors
 from handle_doubles import HandleDouble, R, ViewDouble
 
 from ucm_core.flow.ticket import ResultCode
@@ -112,11 +113,12 @@ def test_a_layer_that_fails_fails_the_batch_and_is_distrusted(layer):
 
 @pytest.mark.parametrize("layer", range(5))
 def test_a_medium_that_hangs_fails_the_batch_and_comes_no_more(layer):
-    loads = Loads(wait_s=0.0)
+    loads, before = Loads(wait_s=0.0), errors("load")
     loads.bring(*range(layer))
     for each in range(5):
         loads.batch.wait_until(each)
     assert loads.batch.finish() is False
+    assert errors("load") == before + 1
     row = loads.rows[LAYERS[layer][0]]
     assert row.cancelled
     assert all(handle.ticket.done for handle in loads.rows.values())

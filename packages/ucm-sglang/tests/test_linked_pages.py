@@ -169,11 +169,14 @@ def test_a_lookup_that_is_repeated_has_one_lease_and_release_ends_it(world):
 
 
 def test_no_more_is_promised_than_leases_may_keep(root):
-    """Slots of 8 KiB, of which leases keep three quarters: the head of the prompt, not all of it."""
+    """Slots of 8 KiB, of which leases keep three quarters: the head of the prompt, not all of it.
+
+    The ring holds the prompt: it has more room than saves must leave for loads.
+    """
     small = LinkedWorld(root, ring_bytes=1 << 20)
     slots = small.cache.current.stores["full"].slots
-    hashes = hashes_of(slots)
-    for begin in range(0, slots, 32):
+    hashes = hashes_of(7 * slots // 8)
+    for begin in range(0, len(hashes), 32):
         part = hashes[begin : begin + 32]
         small.save((KV, part, range(len(part))))
     assert small.lookup(hashes, name="a") == tuple(range(1, 3 * slots // 4 + 1))
@@ -296,6 +299,25 @@ def test_weights_that_change_within_a_lookup_make_it_a_miss(world):
 
     coordinator.held = answer_late
     assert world.lookup(P4) == ()
+
+
+def test_weights_that_change_once_all_is_leased_make_the_lookup_a_miss(world):
+    leased = world.pages._leased
+
+    def lease_early(*arguments, **more):
+        answer = leased(*arguments, **more)
+        world.pages.weights_changed(flushed=True)
+        return answer
+
+    world.pages._leased = lease_early
+    assert world.lookup(P4) == ()
+
+
+def test_an_offload_that_ended_under_weights_that_are_gone_is_not_kept(world):
+    offload = world.pages.offload([pages_of(KV, hashes_of(2, seed=5), range(2))])
+    offload.wait(time.monotonic() + WAIT_S)
+    world.pages.weights_changed(flushed=True)
+    assert world.pages.is_kept(offload) is False
 
 
 @pytest.mark.parametrize("flushed", [True, False])

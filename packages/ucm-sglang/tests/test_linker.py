@@ -355,6 +355,7 @@ def test_a_reset_ends_a_load_in_flight(linked):
     index = linked.linker.start_layer_wise_loading()
     linked.linker.layer_done_counter.set_consumer(index)
     linked.linker.reset()
+    assert linked.linker.finish_layer_wise_loading(index) is False
     linked.fill(5, range(10, 14))
     right = linked.bytes(range(10, 14))
     linked.linker.layer_done_counter.wait_until(LAYERS - 1)

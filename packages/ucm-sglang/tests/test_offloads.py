@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from counted import errors
 from handle_doubles import KEYS, ViewDouble
 
 from ucm_core.errors import StoreError
@@ -80,6 +81,15 @@ def test_one_that_takes_too_long_has_failed_and_leaves_its_memory():
     assert offloads.completed() == 1
     assert offloads.pop().judge() is False
     assert hung.rows["full"][1].object_results.tolist() == [ResultCode.CANCELLED] * 2
+
+
+def test_one_that_is_given_up_is_counted_and_one_that_ended_is_not():
+    ended, hung, before = offload("full"), offload("full", "state"), errors("offload")
+    end(ended)
+    ended.give_up()
+    assert errors("offload") == before
+    hung.give_up()
+    assert errors("offload") == before + 1
 
 
 def test_a_reset_leaves_nothing_to_tell_and_nothing_that_reads():

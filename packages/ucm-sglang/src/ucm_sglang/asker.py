@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from ucm_core.errors import StoreError
 from ucm_core.ops import border
 from ucm_core.store.pool import IoPool, Priority
 
@@ -36,6 +37,7 @@ class Asker(Generic[T]):
         None at once while an earlier one still has not returned: whoever asks again and again waits once.
         """
         if not self._over.is_set():
+            _unanswered()
             return None
         over, answers = threading.Event(), list[T]()
 
@@ -50,11 +52,13 @@ class Asker(Generic[T]):
         if self._pool.submit(Priority.LOAD, work):
             self._over = over
             if not over.wait(self._wait_s):
-                border.complaints.say(
-                    "ask", "the medium does not say what it has: all is a miss until it does"
-                )
+                _unanswered()
         return answers[0] if answers else None
 
     def close(self) -> None:
         """Ask nothing any more; does not wait for an answer. Idempotent."""
         self._pool.close(0.0)
+
+
+def _unanswered() -> None:
+    border.failed("ask", StoreError("the medium does not say what it has: all is a miss until it does"))

@@ -19,7 +19,7 @@ from ucm_core.coordinator.attempts import Attempt
 from ucm_core.coordinator.presence import Mask
 from ucm_core.flow.layers import LayerShards, Shard, runs
 from ucm_core.flow.step import RunningLoad, StepLoad
-from ucm_core.ops import border
+from ucm_core.ops import border, metrics
 from ucm_core.spec.keys import Keys
 from ucm_core.spec.rows import SpecRow
 from ucm_sglang.page_cache import View
@@ -50,6 +50,7 @@ class LinkedLoad:
         for row, mask in failed.items():
             space.coordinator.failed(row, self.keys[row][mask], moment=self.moment)
         if failed:
+            metrics.ERRORS.labels(where="load").inc()
             border.complaints.say(
                 "load", f"request {self.load.request}: objects of {', '.join(failed)} did not load"
             )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from ucm_core.errors import StoreError
 from ucm_core.flow.ticket import Ticket
+from ucm_core.ops import border
 from ucm_core.spec.keys import Keys
 from ucm_sglang.page_cache import View
 
@@ -48,6 +49,11 @@ class Offload:
     def give_up(self) -> None:
         """Keep no more of it; waits for what is being copied, not for a medium."""
         late = [ticket for _, ticket in self.rows.values() if not ticket.done]
+        if late:
+            error = StoreError(
+                f"{len(late)} of {len(self.rows)} rows of a node could not be gathered in time"
+            )
+            border.failed("offload", error)
         for ticket in late:
             ticket.abandon()
         for ticket in late:
