@@ -42,15 +42,16 @@ inline void move_bytes(char *engine, char *canonical, std::size_t size) {
 
 // memcpy for runs of pages that nobody reads again soon: stores go past the caches, so no line is fetched only to
 // be overwritten.  memcpy itself does so from megabytes on, and below uses one instruction that is four times
-// slower where the two addresses lie a few bytes apart modulo 4096.  All bytes are down before the next store.
+// slower where the two addresses lie a few bytes apart modulo 4096.  What is read is asked for two pages before its
+// turn, while the run lasts: the rows of another page may be nobody's.  All bytes are down before the next store.
 inline void stream(char *to, const char *from, std::size_t size) {
 #if defined(__x86_64__)
-  constexpr std::size_t kLine = 64, kVectors = 4, kAhead = 8 * kLine;
+  constexpr std::size_t kLine = 64, kVectors = 4, kAhead = 128 * kLine;
   const std::size_t head = std::min(size, (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine);
   std::memcpy(to, from, head);
   to += head, from += head, size -= head;
   for (; size >= kLine; to += kLine, from += kLine, size -= kLine) {
-    _mm_prefetch(from + kAhead, _MM_HINT_NTA);
+    _mm_prefetch(from + (size > kAhead ? kAhead : 0), _MM_HINT_NTA);
     const auto *in = reinterpret_cast<const __m128i *>(from);
     auto *out = reinterpret_cast<__m128i *>(to);
     __m128i vector[kVectors];

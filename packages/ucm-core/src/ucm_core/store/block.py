@@ -62,8 +62,9 @@ from ucm_core.store.writing import Writer
 
 PREFIX_STEP_BLOCKS = 64
 _INTERRUPTED_WAIT_S = 30.0
-INLINE_BYTES = 16 << 20
-"""What a load copies on its caller's thread: one or two milliseconds. To share the work costs half of one."""
+INLINE_BYTES = 32 << 20
+"""What a load copies on its caller's thread: one to three milliseconds. To share the work costs half of one,
+and one thread is often as fast as the memory is."""
 COPY_CHUNKS = 4
 """Pieces of a load are larger by this where the ring holds them: a copy is so fast that its call counts."""
 

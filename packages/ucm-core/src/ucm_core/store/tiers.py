@@ -22,7 +22,7 @@ from ucm_core.store.pool import IoPool
 from ucm_core.store.ring import Ring
 from ucm_core.store.rotation import rotated
 
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 32 << 20
 """Payload bytes that one piece of I/O work moves: enough for the medium, few enough to share the work."""
 
 PRIVATE_BYTES = 256 << 20
@@ -92,10 +92,11 @@ class Tiers:
     def wave_objects(self) -> int:
         """Objects that a save gathers before it hands them to the threads: a few pieces of I/O work.
 
-        While they write, gathering goes slower; so most batches are gathered whole first.
+        While they write, gathering goes slower; so most batches are gathered whole first. Half of the ring is
+        left to others.
         """
         piece = self.chunk_objects
-        return max(piece, min(4 * piece, self.ring.slots // self.pool.threads))
+        return max(piece, min(4 * piece, self.ring.slots // 2))
 
     def chunks(self, count: int, *, times: int = 1) -> Iterator[Int64s]:
         """``range(count)``, `rotated`, in pieces of ``times`` `chunk_objects`, less to keep threads busy.

@@ -115,7 +115,8 @@ class Usage:
         with self._locked() as descriptor:
             ends = list(self._open_ends)
             reserved, written = (sum(column) for column in zip(*ends, strict=True)) if ends else (0, 0)
-            _write(descriptor, self._books(descriptor).plus(written - reserved))
+            if written != reserved:
+                _write(descriptor, self._books(descriptor).plus(written - reserved))
             for _ in ends:
                 self._open_ends.popleft()
             self._writer.in_flight_bytes = max(0, self._writer.in_flight_bytes - reserved)
