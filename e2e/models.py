@@ -13,6 +13,7 @@ from e2e.harness import Prompt
 GRAIN_TOKENS = 64
 MAX_TOKENS = 16
 RING_BYTES = 64 << 20
+GDN = {"mamba_ssm_cache_dtype": "bfloat16"}
 MLA = {"dtype": "float32", "num_gpu_blocks_override": 256, "max_num_batched_tokens": 8192}
 
 
@@ -60,8 +61,8 @@ MODELS = {
         Model("mla", 16, arguments=MLA),
         # vLLM's Mamba2 on CPU fails when one chunk of a prefill is larger than the state's block.
         Model("mamba", 128, has_state=True, arguments={"dtype": "float32", "max_num_batched_tokens": 128}),
-        # The attention block is raised until its page covers one state.
-        Model("gdn", 384, lengths=(505, 900), has_state=True),
+        # The attention block is raised until its page covers one state, of a type that processors choose.
+        Model("gdn", 384, lengths=(505, 900), has_state=True, arguments=GDN),
     )
 }
 
