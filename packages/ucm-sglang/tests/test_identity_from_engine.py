@@ -13,7 +13,7 @@ import pytest
 
 from ucm_core.errors import ConfigError, IdentityError
 from ucm_core.spec.model import Model, Resolved, read_model
-from ucm_core.testing.identities import Computation, IdentityTests
+from ucm_core.testing.identities import Computation, IdentityTests, StateIdentityTests
 from ucm_position_key import KeyView
 from ucm_sglang.identity_from_engine import (
     READ,
@@ -42,6 +42,26 @@ CONFIG = {
     "max_position_embeddings": 2048,
     "rope_theta": 10000.0,
     "torch_dtype": "bfloat16",
+}
+
+STATES = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "layer_types": ["mamba", "attention"],
+    "mamba_n_heads": 8,
+    "mamba_d_head": 32,
+    "mamba_d_state": 32,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_local_experts": 0,
+    "vocab_size": 256,
+    "max_position_embeddings": 2048,
 }
 
 
@@ -76,6 +96,25 @@ class TestComputations(IdentityTests):
         page_tokens = computation.grain_tokens
         arguments = server_args(directory, dtype=computation.dtype, page_size=page_tokens)
         return identify(arguments, page_tokens)
+
+
+class TestComputationsWithStates(StateIdentityTests):
+    """Types of states are what SGLang makes of its environment; an argument sets that for them."""
+
+    config = STATES
+
+    def identify(self, computation: Computation, directory: Path) -> Model:
+        from sglang.srt.environ import envs
+        from sglang.srt.runtime_context import get_parallel
+
+        page_tokens, types = computation.grain_tokens, computation.state_dtypes
+        arguments = server_args(directory, dtype=computation.dtype, page_size=page_tokens)
+        with (
+            envs.SGLANG_MAMBA_CONV_DTYPE.override(types["conv"]),
+            envs.SGLANG_MAMBA_SSM_DTYPE.override(types["ssm"]),
+            get_parallel().override(attn_tp_rank=0, attn_tp_size=1),
+        ):
+            return identify(arguments, page_tokens)
 
 
 def test_a_resolved_engine_has_the_identity_that_every_engine_finds(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ucm_core.errors import IdentityError, SpecError
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.model import Model, Resolved, read_model
-from ucm_core.testing.identities import Computation, IdentityTests
+from ucm_core.testing.identities import Computation, IdentityTests, StateIdentityTests
 from ucm_vllm.identity_from_engine import engine_model
 
 CONFIG = {
@@ -23,6 +23,22 @@ CONFIG = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "rope_theta": 10000.0,
+}
+
+STATES = {
+    "model_type": "granitemoehybrid",
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "layer_types": ["mamba", "attention"],
+    "mamba_n_heads": 8,
+    "mamba_d_head": 32,
+    "mamba_d_state": 32,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
 }
 
 
@@ -55,6 +71,10 @@ def group(dtype: str = "torch.bfloat16") -> Any:
     return SimpleNamespace(kv_cache_spec=SimpleNamespace(dtype=dtype))
 
 
+def group_of_states(conv: str, ssm: str) -> Any:
+    return SimpleNamespace(kv_cache_spec=SimpleNamespace(dtypes=(f"torch.{conv}", f"torch.{ssm}")))
+
+
 def identify(vllm_config: Any, groups: list[Any] | None = None, **settings: Any) -> Model:
     return engine_model(vllm_config, groups or [group()], config=CacheConfig(**settings))
 
@@ -66,6 +86,15 @@ class TestComputations(IdentityTests):
         dtype = f"torch.{computation.dtype}"
         running = engine(directory, model={"dtype": dtype})
         return identify(running, [group(dtype)], grain_tokens=computation.grain_tokens)
+
+
+class TestComputationsWithStates(StateIdentityTests):
+    config = STATES
+
+    def identify(self, computation: Computation, directory: Path) -> Model:
+        dtype, grain_tokens = f"torch.{computation.dtype}", computation.grain_tokens
+        groups = [group(dtype), group_of_states(**computation.state_dtypes)]
+        return identify(engine(directory, model={"dtype": dtype}), groups, grain_tokens=grain_tokens)
 
 
 def test_the_path_and_spelling_of_a_checkpoint_do_not_matter(tmp_path: Path) -> None:
