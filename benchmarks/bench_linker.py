@@ -1,7 +1,12 @@
-"""A lookup of SGLang's linker: 1000 pages of three components in the ring, beside SGLang's own file backend.
+"""SGLang's linker: lookups beside SGLang's own file backend, loads and offloads beside the core's own.
 
-Runs with the python of SGLang's environment; without SGLang there is only our figure. Of each page there is
-everything: keys and values, a window of eight pages, a state; so every length is legal, and all of it leased.
+Runs with the python of SGLang's environment; without SGLang there are only our lookups. 1000 pages of three
+components lie in the ring. Of each page there is everything: keys and values, a window of eight pages, a
+state; so every length is legal, and all of it leased.
+
+What is loaded lies in a ring, too, and goes to device pools, layer by layer, each waited for as in a forward;
+what is offloaded goes from these pools into the ring. Files are left out, which are other threads' work
+(`bench_file_tier`). The core loads and saves the same bytes of the same pools, by one call of its store.
 """
 
 from __future__ import annotations
@@ -16,21 +21,23 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.frame import WALL, Figure, compare, in_turns, timed, within
+from benchmarks.frame import WALL, Figure, compare, in_turns, processor_per_gb, timed, within
+from benchmarks.linked import Linked, opened
+from benchmarks.pools import HEADS, LATENTS, PAGE_TOKENS, DevicePool
 from benchmarks.rig import work_folder
-from ucm_core import CacheConfig, Model, ModelIdentity, Part, RowKind, SpecRow, SpecTable
-from ucm_core.engine_cache import EngineCache
+from ucm_core import Part, RowKind, SpecRow, SpecTable
 from ucm_core.flow.copy import BufferBlocks
 from ucm_position_key import Component, Pool
 from ucm_sglang.linked_pages import LinkedPages
 from ucm_sglang.page_cache import Int64s, Pages
 
 PAGES = 1000
-PAGE_TOKENS = 64
 WINDOW_PAGES = 8
 SIDES = {"swa": WINDOW_PAGES, "mamba": 1}
 MOST_S = 2e-3
 ROUNDS = 49
+LIMIT = 1.1
+"""Of what the core's own loads and saves cost."""
 
 PART = (Part("k", (1, 8), "float32"),)
 STATE = (Part("ssm", (64,), "float32"),)
@@ -83,17 +90,28 @@ def figures() -> Iterator[Figure]:
                 what, costs["ours"], costs["theirs"], peer="SGLang's file backend", limit=None, measure=WALL
             )
         pages.close()
+        for pool in (HEADS, LATENTS):
+            yield from copies(pool, folder / pool.kind)
+
+
+def copies(pool: DevicePool, root: Path) -> Iterator[Figure]:
+    """A load and an offload of one pool's pages, beside the core's."""
+    linked = Linked(pool, root)
+    rounds = {"load": linked.load, "core's load": linked.load_by_core}
+    costs = in_turns({name: timed(call) for name, call in rounds.items()})
+    costs |= in_turns(
+        {"offload": linked.saving(linked.offload), "core's save": linked.saving(linked.save_by_core)}
+    )
+    measure = processor_per_gb(linked.size_bytes)
+    for ours, theirs in (("load", "core's load"), ("offload", "core's save")):
+        what = f"linker {ours}, {pool.name}"
+        yield compare(what, costs[ours], costs[theirs], peer=f"the {theirs}", limit=LIMIT, measure=measure)
+    linked.pages.close()
 
 
 def kept(root: Path, hashes: list[str]) -> LinkedPages:
     """A linker's pages, with every page of every component in its ring."""
-    identity = ModelIdentity(
-        config="{}", revision=None, compute_dtype="float32", kv_dtype="float32", weights=None,
-        grain_tokens=PAGE_TOKENS, table=TABLE.digest.hex(),
-    )  # fmt: skip
-    config = CacheConfig(root=root, ring_bytes=96 << 20, disk_bytes=1 << 30, grain_tokens=PAGE_TOKENS)
-    model = Model(root, TABLE, identity)
-    pages = LinkedPages(EngineCache(model, config, digest=lambda _: "5a" * 32), model)
+    pages, _ = opened(root, TABLE, ring_bytes=96 << 20, disk_bytes=1 << 30)
     pages.register(Memory())
     for begin in range(0, PAGES, 100):
         part = hashes[begin : begin + 100]

@@ -1,6 +1,7 @@
 """Batches of loads, and the counter that SGLang's pools wait by; tickets are settled by the tests."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 from backend_world import FULL, STATE, WINDOW
@@ -32,10 +33,20 @@ class Loads:
 
 def test_every_layer_is_asked_for_at_once_the_first_most_urgently():
     loads = Loads()
-    assert loads.rows["full"].submitted == [(0, 0), (1, 2)]
-    assert loads.rows["window"].submitted == [(0, 1), (1, 3)]
+    assert loads.rows["full"].submitted == [(0, 0), (1, 1)]
+    assert loads.rows["window"].submitted == [(0, 1)]  # and the other of its layers, by the same call
     assert loads.rows["state"].submitted == [(0, 4)]
     loads.batch.give_up()
+
+
+@pytest.mark.parametrize("layers", [1, 4, 5, 33])
+def test_every_unit_is_asked_for_once_and_not_after_its_layer(layers):
+    plan = plan_of([replace(FULL, units=tuple(range(layers)))])
+    asked = [shard for layer in plan for run in layer.brings for shard in run]
+    assert asked == [shard for layer in plan for shard in layer.needs]
+    for end in range(layers):
+        seen = {shard for layer in plan[: end + 1] for run in layer.brings for shard in run}
+        assert seen.issuperset(plan[end].needs)
 
 
 def test_a_layer_does_not_wait_for_those_behind_it():
