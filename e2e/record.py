@@ -1,6 +1,6 @@
 """What `test_conditions.py` did, in a file for people, a line for each condition of a case.
 
-All of them take more than an hour: a run of some cases replaces their lines and leaves those of others.
+A run of some cases replaces their lines and leaves those of others.
 """
 
 import subprocess
