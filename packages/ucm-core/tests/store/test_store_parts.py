@@ -148,7 +148,7 @@ def test_chunks_are_a_partition_that_fits_the_ring(threads: int, slots: int, cou
         """Stands for tiers of that many slots and threads."""
 
         chunk_objects = max(1, slots // threads)
-        pool = type("Pool", (), {"threads": threads})
+        pool = type("Pool", (), {"threads": threads, "copy_threads": max(1, threads // 2)})
         rank, ranks = 0, 1
 
     from ucm_core.store.tiers import Tiers

@@ -101,10 +101,14 @@ class Tiers:
     def chunks(self, count: int, *, times: int = 1) -> Iterator[Int64s]:
         """``range(count)``, `rotated`, in pieces of ``times`` `chunk_objects`, less to keep threads busy.
 
-        Where ``times`` is more than one, work is not divided further than into `chunk_objects`.
+        ``times`` above one are copies: pieces of `chunk_objects` at least, for `IoPool.copy_threads`.
         """
-        share = max(self.chunk_objects if times > 1 else 1, -(-count // self.pool.threads))
-        size = min(times * self.chunk_objects, share)
+        if times == 1:
+            size = min(self.chunk_objects, -(-count // self.pool.threads))
+        else:
+            share = max(self.chunk_objects, -(-count // self.pool.copy_threads))
+            size = min(times * self.chunk_objects, share)
+        size = max(1, size)
         order = rotated(count, self.rank, ranks=self.ranks)
         for begin in range(0, count, size):
             yield order[begin : begin + size]

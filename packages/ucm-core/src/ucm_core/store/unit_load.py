@@ -238,7 +238,7 @@ class ShardLoad:
         with self._lock:
             here, without_slot = self._states.ready(shards)
         size = here * self._geometry.stride
-        for _ in range(min(self._tiers.pool.threads, -(-size // CHUNK_BYTES))):
+        for _ in range(min(self._tiers.pool.copy_threads, -(-size // CHUNK_BYTES))):
             self._queue(Priority.COPY, partial(self._copy_here, shards), rank=rank)
         if without_slot:
             self._queue(Priority.LOAD, partial(self._copy_past_ring, shards), rank=rank)
