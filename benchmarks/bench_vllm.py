@@ -89,8 +89,8 @@ def with_ucm(setup: EngineSetup, name: str, settings: Mapping[str, Any]) -> dict
 
 
 def bench_arguments(model: Model) -> dict[str, Any]:
-    """Arguments of `vllm.LLM` under which a prompt of more than 4096 tokens fits."""
-    pool = 2 * 4608 // model.engine_block_tokens
+    """Arguments of `vllm.LLM` under which a prompt of more than 4096 tokens fits, in groups of blocks too."""
+    pool = 3 * 4608 // model.engine_block_tokens
     chunk = model.arguments.get("max_num_batched_tokens", 8192)
     return {"max_model_len": 4608, "max_num_batched_tokens": chunk, "num_gpu_blocks_override": max(64, pool)}
 

@@ -1,7 +1,10 @@
 """The demo's own arithmetic; `tox -e demo` runs it as a whole."""
 
 import itertools
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +71,11 @@ def test_pages_of_the_same_begin_are_the_same() -> None:
     assert len(list(pages([short], [replace(ends, tokens=tokens[120:129])]))) == 2
     assert {*pages([long, short], [COLD, ends])} == {(None, tokens[:end]) for end in (64, 128, 192)}
     assert {salt for salt, _ in pages([replace(long, salt="a")], [COLD])} == {"a"}
+
+
+def test_tox_allows_what_is_run_before_it() -> None:
+    command = [sys.executable, "-m", "tox", "config", "-e", "demo,baselines", "-k", "allowlist_externals"]
+    told = subprocess.run(
+        command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True
+    ).stdout
+    assert told.count("allowlist_externals = bash") == 2
