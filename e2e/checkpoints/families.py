@@ -105,13 +105,13 @@ def _norms(layer: str, hidden: int, *, mean: float = 1.0) -> Iterator[Weight]:
 
 
 def _attention(
-    layer: str, hidden: int = HIDDEN, *, bias: bool = False, query_rows: int = HEADS * HEAD_DIM
+    layer: str, hidden: int = HIDDEN, *, bias: bool = False, gated: bool = False, head_dim: int = HEAD_DIM
 ) -> Iterator[Weight]:
     prefix = f"{layer}.self_attn"
-    yield from _linear(f"{prefix}.q_proj", query_rows, hidden, bias=bias)
-    yield from _linear(f"{prefix}.k_proj", KV_HEADS * HEAD_DIM, hidden, bias=bias)
-    yield from _linear(f"{prefix}.v_proj", KV_HEADS * HEAD_DIM, hidden, bias=bias)
-    yield from _linear(f"{prefix}.o_proj", hidden, HEADS * HEAD_DIM, bias=bias)
+    yield from _linear(f"{prefix}.q_proj", (1 + gated) * HEADS * head_dim, hidden, bias=bias)
+    yield from _linear(f"{prefix}.k_proj", KV_HEADS * head_dim, hidden, bias=bias)
+    yield from _linear(f"{prefix}.v_proj", KV_HEADS * head_dim, hidden, bias=bias)
+    yield from _linear(f"{prefix}.o_proj", hidden, HEADS * head_dim, bias=bias)
 
 
 def _gated_mlp(prefix: str, hidden: int, inner: int, *, scale: float = 0.12) -> Iterator[Weight]:
@@ -251,12 +251,17 @@ def _mla_config(heads: int, latent: int, rope: int, nope: int) -> dict[str, obje
 def mamba_family(size: Size = TINY) -> Family:
     """Granite hybrid, a period mamba, mamba, attention, mamba: states of 32 by 32, convolution of 4."""
     hidden, kinds = size.hidden, ["mamba", "mamba", "attention", "mamba"] * size.periods
+    head_dim = hidden // HEADS  # whatever its `config.json` says
     weights = [*_ends(512, hidden)]
     for index, kind in enumerate(kinds):
         layer = f"model.layers.{index}"
         weights += [
             *_norms(layer, hidden),
-            *(_attention(layer, hidden) if kind == "attention" else _mamba2(f"{layer}.mamba", hidden)),
+            *(
+                _attention(layer, hidden, head_dim=head_dim)
+                if kind == "attention"
+                else _mamba2(f"{layer}.mamba", hidden)
+            ),
         ]
         weights += _linear(f"{layer}.shared_mlp.input_linear", size.inner, hidden)
         weights += _linear(f"{layer}.shared_mlp.output_linear", hidden, size.inner // 2)
@@ -264,6 +269,7 @@ def mamba_family(size: Size = TINY) -> Family:
         "GraniteMoeHybridForCausalLM", "granitemoehybrid", num_hidden_layers=len(kinds), layer_types=kinds
     )
     config |= {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": size.inner // 2}
+    config |= {"head_dim": head_dim}
     config |= {
         "mamba_n_heads": hidden // 16,
         "mamba_d_head": 32,
@@ -319,7 +325,7 @@ def gdn_family(size: Size = TINY) -> Family:
 
 
 def _gated_attention(layer: str, hidden: int) -> Iterator[Weight]:
-    yield from _attention(layer, hidden, query_rows=2 * HEADS * HEAD_DIM)
+    yield from _attention(layer, hidden, gated=True)
     yield Weight(f"{layer}.self_attn.q_norm.weight", (HEAD_DIM,), scale=0.0)
     yield Weight(f"{layer}.self_attn.k_norm.weight", (HEAD_DIM,), scale=0.0)
 
