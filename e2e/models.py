@@ -70,12 +70,6 @@ MODELS = {
 BENCH_MODELS = MODELS | {
     "dense": replace(MODELS["dense"], arguments={"dtype": "float32"}),
     "window": replace(MODELS["window"], arguments={"dtype": "float32"}),
-    # Its states are larger: the attention block is raised, and a chunk must hold it.
-    "mamba": replace(
-        MODELS["mamba"],
-        engine_block_tokens=384,
-        arguments={"dtype": "float32", "max_num_batched_tokens": 384},
-    ),
 }
 """The models of `bench_family`."""
 
