@@ -116,6 +116,14 @@ class TestComputationsWithStates(StateIdentityTests):
         ):
             return identify(arguments, page_tokens)
 
+    def test_states_of_kernels_for_a_processor_are_unknown(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sglang.srt.utils.cpu_has_amx_support", lambda: True)
+        plain = self.computations["plain"]
+        with pytest.raises(IdentityError, match="keep states in an order that is not known"):
+            self.identify(plain, plain.write(tmp_path, self.config))
+
 
 def test_a_resolved_engine_has_the_identity_that_every_engine_finds(tmp_path: Path) -> None:
     path = checkpoint(tmp_path)

@@ -33,7 +33,7 @@ def engine(directory: Path, **changes: Any) -> Any:
     """A double of VllmConfig with a real KVTransferConfig; layers are found where vLLM keeps them."""
     extra = {"root": str(directory / "root"), "ring_bytes": "32MiB"} | changes.pop("extra", {})
     backend = SimpleNamespace(get_name=lambda: "CPU_ATTN")
-    layer = SimpleNamespace(attn_backend=backend, isa=changes.pop("isa", "vec"))
+    layer = SimpleNamespace(get_attn_backend=lambda: backend, isa=changes.pop("isa", "vec"))
     transfer = {"kv_connector": "UCMConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
     model = {
         "model": str(checkpoint(directory)),

@@ -90,7 +90,7 @@ def has_hooks(layer: str) -> bool:
 
 def backend(layer: str) -> Backend:
     if not has_hooks(layer):
-        return Backend(None, None)
+        return Backend("MAMBA2_ATTN", None)
     return Backend("CPU_ATTN", "vec")
 
 

@@ -138,10 +138,53 @@ def test_a_state_is_its_parts_bytes_in_a_padded_page() -> None:
     row = state_row()
     padded = torch.randint(-128, 127, (5, row.unit_bytes + 100), dtype=torch.int8)
     cache = padded[:, : row.unit_bytes].unflatten(1, (1, 1, row.unit_bytes))
-    layout = layout_of(row, cache, Backend(None, None), layer="model.layers.0.mamba")
+    layout = layout_of(row, cache, Backend("MAMBA2_ATTN", None), layer="model.layers.0.mamba")
     payloads = gathered(row, layout, state_pieces([3, 1]), 2)
     assert (payloads[0, : row.unit_bytes].view(np.int8) == padded[3, : row.unit_bytes].numpy()).all()
     assert (payloads[1, : row.unit_bytes].view(np.int8) == padded[1, : row.unit_bytes].numpy()).all()
+
+
+def test_a_delta_state_has_values_before_keys_whatever_the_processor_s_kernel_keeps() -> None:
+    """After one token from nothing a head's matrix is the outer product of its value and its key."""
+    heads, size, slot = 2, 128, 3
+    parts = (Part("conv", (3, 40), "bfloat16"), Part("ssm", (heads, size, size), "bfloat16"))
+    row = SpecRow("gdn", RowKind.SNAPSHOT, BLOCK, (0,), parts)
+    cache = torch.zeros(5, 1, 1, row.unit_bytes, dtype=torch.int8)
+    state = cache.view(torch.bfloat16).view(5, -1)[:, 3 * 40 :].unflatten(1, (heads, size, size))
+    key, value = delta_token(state, slot=slot)
+    layout = layout_of(row, cache, Backend("GDN_ATTN", None), layer="model.layers.0.linear_attn")
+    (payload,) = gathered(row, layout, state_pieces([slot]), 1)
+    found = (
+        torch.from_numpy(payload[240 : row.unit_bytes].copy()).view(torch.bfloat16).view(heads, size, size)
+    )
+    assert torch.allclose(found.float(), value[:, :, None] * key, atol=0.02)
+    other = torch.zeros_like(cache)
+    blocks = EngineBlocks([layout_of(row, other, Backend("GDN_ATTN", None))], state_pieces([4]))
+    blocks.scatter(np.arange(1), row_addresses(payload[None]))
+    assert torch.equal(other[4], cache[slot])
+
+
+def delta_token(state: Any, *, slot: int) -> tuple[Any, Any]:
+    """Let vLLM's kernel take one token to a slot; its key, which all heads share, and each head's value."""
+    from vllm import _custom_ops
+
+    heads, size = state.shape[1:3]
+    key, value = torch.randn(size), torch.randn(heads, size)
+    key /= key.norm()
+    _custom_ops.chunk_gated_delta_rule_cpu(
+        query=torch.randn(1, 1, 1, size).bfloat16(), key=key.bfloat16().view(1, 1, 1, size),
+        value=value.bfloat16().view(1, 1, heads, size), g=torch.zeros(1, 1, heads),
+        beta=torch.ones(1, 1, heads).bfloat16(), initial_state=state, output_final_state=True,
+        cu_seqlens=torch.tensor([0, 1], dtype=torch.int32), head_first=False, use_qk_l2norm_in_kernel=True,
+        initial_state_indices=torch.tensor([slot], dtype=torch.int32),
+    )  # fmt: skip
+    return key, value
+
+
+def test_a_state_of_code_that_was_not_looked_at_is_refused() -> None:
+    row = state_row()
+    with pytest.raises(LayoutError, match="backend 'LINEAR_ATTN' keeps states in an order that is not known"):
+        layout_of(row, torch.zeros(2, 1, 1, row.unit_bytes, dtype=torch.int8), Backend("LINEAR_ATTN", None))
 
 
 @pytest.mark.parametrize(

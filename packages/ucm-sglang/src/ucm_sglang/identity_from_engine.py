@@ -166,7 +166,7 @@ def _read_model(settings: Settings, server_args: Any) -> Model:
     resolved = Resolved(
         compute_dtype=compute_dtype,
         kv_dtype=kv_dtype_of(server_args, compute_dtype, merged=merged),
-        state_dtypes=_state_dtypes(loaded),
+        state_dtypes=_state_dtypes(server_args, loaded),
         quantisation=quantisation_of(server_args, merged),
         run_options=options | ({"overrides": overrides} if overrides else {}),
         max_model_len=int(loaded.context_len),
@@ -315,15 +315,27 @@ def _kv_option(server_args: Any) -> dict[str, str]:
     return {"kv_cache_dtype": f"sglang {named}"} if named.startswith("fp8") else {}
 
 
-def _state_dtypes(loaded: Any) -> dict[str, str]:
+def _state_dtypes(server_args: Any, loaded: Any) -> dict[str, str]:
     """Types of recurrent states; none for a model without."""
     from sglang.srt.configs.hybrid_arch import mambaish_config  # noqa: PLC0415 (the engine)
 
     config = mambaish_config(loaded)
     if config is None:
         return {}
+    _refuse_states_of_processors(server_args)
     dtype = config.mamba2_cache_params.dtype
     return {"conv": _dtype_name(dtype.conv), "ssm": _dtype_name(dtype.temporal)}
+
+
+def _refuse_states_of_processors(server_args: Any) -> None:
+    """IdentityError where SGLang has kernels of its own for this processor.
+
+    Those of delta nets keep a head's matrix turned, in a shape that does not say so.
+    """
+    from sglang.srt.utils import cpu_has_amx_support  # noqa: PLC0415 (the engine)
+
+    if argument(server_args, "device") == "cpu" and cpu_has_amx_support():
+        raise IdentityError("SGLang's kernels for this processor keep states in an order that is not known")
 
 
 def _model_config(server_args: Any) -> Any:

@@ -376,7 +376,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     def _backend(self, layer: str) -> Backend:
         """Which code reads and writes the layer's tensor, from vLLM's own register of layers."""
         module = self._vllm_config.compilation_config.static_forward_context.get(layer)
-        backend = getattr(module, "attn_backend", None)
+        backend = getattr(module, "get_attn_backend", lambda: None)()
         return Backend(backend.get_name() if backend is not None else None, getattr(module, "isa", None))
 
 

@@ -6,16 +6,18 @@ What a block of the CPU attention backend holds, per (block, head), for N tokens
     MLA:             per token the latent, then the rope part  registered as [blocks, 1, N, latent + rope]
     state:           the parts one after the other             registered as int8 [blocks, 1, 1, bytes]
 
-Any other backend or ISA packs the same shapes differently, so it is refused with the layer's name.
+A state's matrix may be turned against the shape that vLLM gives it, see `STATE_BACKENDS`. Any other backend
+or ISA packs the same shapes differently, so it is refused with the layer's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ucm_core.errors import LayoutError
+from ucm_core.spec.dtypes import itemsize
 from ucm_core.spec.layout import EngineLayout, PartLayout
 from ucm_core.spec.table import RowKind, SpecRow, SpecTable
 from ucm_core.store.geometry import Geometry
@@ -27,7 +29,7 @@ KNOWN_ISAS = ("vec", "vec16")
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Which code reads and writes a layer's tensor; a state layer has neither."""
+    """Which code reads and writes a layer's tensor."""
 
     name: str | None
     """``get_name()`` of the attention backend."""
@@ -124,7 +126,7 @@ def _parts(
 ) -> list[PartLayout]:
     """``size`` = (blocks, tokens per block); ``offset`` = where the layer's unit begins in the payload."""
     if row.kind is RowKind.SNAPSHOT:
-        return [_state(row, tensor, size[0], offset)]
+        return _state(row, tensor, size[0], offset=offset, backend=backend)
     if [part.name for part in row.parts] == ["latent", "rope"]:
         _require_backend(tensor, backend, "CPU_MLA")
         return _latent_then_rope(row, tensor, size, offset)
@@ -179,11 +181,47 @@ def _latent_then_rope(
     ]  # fmt: skip
 
 
-def _state(row: SpecRow, tensor: Registered, num_blocks: int, offset: int) -> PartLayout:
-    """A state is a page of one "token" of one head: its parts' bytes, dense, in the row's order."""
-    size = row.unit_bytes
-    tensor.require((num_blocks, 1, 1, size), "int8")
-    return PartLayout(tensor.address, tensor.strides[0], size, size, 1, 1, size, 1, offset)
+def _state(
+    row: SpecRow, tensor: Registered, num_blocks: int, *, offset: int, backend: Backend
+) -> list[PartLayout]:
+    """A state is a page of one "token"."""
+    tensor.require((num_blocks, 1, 1, row.unit_bytes), "int8")
+    if backend.name not in STATE_BACKENDS:
+        raise tensor.refuse(
+            f"backend {backend.name!r} keeps states in an order that is not known; known:"
+            f" {', '.join(STATE_BACKENDS)}"
+        )
+    return list(STATE_BACKENDS[backend.name](row, tensor, offset))
+
+
+def _as_shaped(row: SpecRow, tensor: Registered, offset: int) -> Iterator[PartLayout]:
+    """All parts' bytes are one head's, dense, in the row's order."""
+    yield _bytes(tensor, row.unit_bytes, offset)
+
+
+def _turned(row: SpecRow, tensor: Registered, offset: int) -> Iterator[PartLayout]:
+    """The last part, ``[heads, rows, columns]``, is a matrix per head, column by column; the others dense."""
+    last = row.parts[-1]
+    (heads, rows, columns), item = last.shape, itemsize(last.dtype)
+    plain = row.unit_bytes - row.part_bytes(last)
+    yield _bytes(tensor, plain, offset)
+    for at in range(plain, row.unit_bytes, row.part_bytes(last) // heads):
+        yield PartLayout(
+            tensor.address + at, tensor.strides[0], item, item, rows * item, rows, columns, item, offset + at
+        )
+
+
+def _bytes(tensor: Registered, count: int, offset: int) -> PartLayout:
+    """The first ``count`` bytes of a page, as they are."""
+    return PartLayout(tensor.address, tensor.strides[0], count, count, 1, 1, count, 1, offset)
+
+
+STATE_BACKENDS = {"MAMBA2_ATTN": _as_shaped, "GDN_ATTN": _turned}
+"""Backends of states that were verified against what such a state is -> where its parts lie.
+
+vLLM's code for a CPU keeps ``[heads, key, value]`` where it registers ``[heads, value, key]``, the table's
+order and that of its code for GPUs (``layers/mamba/ops/cpu/gdn_attention.py``).
+"""
 
 
 def aliases(rows: Mapping[str, tuple[RowGroup, ...]], kv_caches: Mapping[str, Any]) -> dict[str, str]:

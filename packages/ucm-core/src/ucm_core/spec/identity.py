@@ -21,7 +21,7 @@ __all__ = ["CANONICAL_LAYOUT", "FORMAT_VERSION", "SAMPLED", "ModelIdentity", "ca
 CANONICAL_LAYOUT = "canonical-nhd-1"
 """Layout id of engine-neutral bytes: parts in row order, token-major, no padding."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of everything on disk that a namespace holds."""
 
 SAMPLED = "sampled:"
