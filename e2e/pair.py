@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from e2e.crossing import Crossed, cross
 from e2e.harness import SGLANG, Answer, Engine, EngineSetup, Prompt
 from e2e.hicache import engine_arguments, linker, ucm
 from e2e.models import MAX_TOKENS, MODELS, Model, connector, llm_arguments, tokens
+from e2e.pools import POOLS, Pools
 from e2e.runs import Runs, serve_apart
 from e2e.shared import DENSE, SHARED, Shared
 
@@ -65,6 +66,10 @@ class Pair:
         """An engine of SGLang with UCM on `root` at its radix tree, without a host cache."""
         checkpoint = self.runs.checkpoint(DENSE.family)
         return self._process(name, DENSE).start(engine_arguments(checkpoint, **linker(root)))
+
+    def pools(self, name: str) -> Pools:
+        """A process with SGLang imported that makes pools and trees, and never a model."""
+        return Pools(replace(self._setup, kind=POOLS), f"sglang-pools-{name}")
 
     @contextmanager
     def both(self, name: str, shared: Shared, root: Path) -> Iterator[tuple[Engine, Engine]]:

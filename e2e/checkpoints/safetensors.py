@@ -1,6 +1,7 @@
 """The safetensors container, from its public description: u64 header length, JSON header, tensor bytes.
 
-Written here, in 40 lines of numpy, so that the environment of the stories needs neither torch nor an engine.
+Written here, in a few lines of numpy, so that the environment of the stories needs neither torch nor an
+engine.
 """
 
 import json
@@ -21,6 +22,7 @@ class Placed:
 
     dtype: str
     """`BF16` or `F32`."""
+    shape: tuple[int, ...]
     begin: int
     """Offset of its first byte from the start of the file."""
     end: int
@@ -34,6 +36,13 @@ def encode(values: NDArray[np.float32], dtype: str) -> bytes:
     bits = values.astype("<f4").view("<u4")
     rounded: NDArray[np.uint32] = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return rounded.astype("<u2").tobytes()
+
+
+def decode(data: bytes, dtype: str) -> NDArray[np.float32]:
+    """The values that `encode` made these bytes of, as far as it rounds."""
+    if dtype == "F32":
+        return np.frombuffer(data, "<f4")
+    return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, NDArray[np.float32]], *, dtype: str) -> None:
@@ -60,6 +69,17 @@ def placement(path: Path) -> dict[str, Placed]:
     header.pop("__metadata__", None)
     base = 8 + length
     return {
-        name: Placed(entry["dtype"], base + entry["data_offsets"][0], base + entry["data_offsets"][1])
+        name: Placed(
+            entry["dtype"], tuple(entry["shape"]), *(base + offset for offset in entry["data_offsets"])
+        )
         for name, entry in header.items()
+    }
+
+
+def read_tensors(path: Path) -> dict[str, NDArray[np.float32]]:
+    """The values of each tensor of the file at `path`."""
+    data = path.read_bytes()
+    return {
+        name: decode(data[placed.begin : placed.end], placed.dtype).reshape(placed.shape)
+        for name, placed in placement(path).items()
     }
