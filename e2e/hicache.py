@@ -32,10 +32,11 @@ def ucm(root: Path, *, layout: str = LAYOUTS[0], **settings: Any) -> dict[str, A
     return storage("dynamic", layout=layout, **extra)
 
 
-def linker(root: Path, **settings: Any) -> dict[str, Any]:
-    """Engine arguments for UCM at the radix tree, without a host cache."""
+def linker(root: Path, *, offloads: bool = True, **settings: Any) -> dict[str, Any]:
+    """Engine arguments for UCM at the radix tree, without a host cache; or one that takes no `offloads`."""
     extra = {"root": str(root), "ring_bytes": RING_BYTES} | settings
-    told = {"linker": "UCMLinker", "linker_module_path": "ucm_sglang", "linker_extra_config": extra}
+    name, module = ("UCMLinker", "ucm_sglang") if offloads else ("LayersOnly", "e2e.engine.layers_only")
+    told = {"linker": name, "linker_module_path": module, "linker_extra_config": extra}
     named = {"unified_cache_external_linker_backend": "dynamic", "unified_cache_external_linker_config": told}
     return {"enable_unified_cache_external_linker": True, **named}
 

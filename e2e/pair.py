@@ -48,6 +48,17 @@ class Saved:
     """Per first prompt the objects that it left, below the root."""
 
 
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """An SGLang with UCM at its radix tree that served the first prompts on an empty root, and ended."""
+
+    root: Path
+    """Left as that process left it."""
+    first: tuple[Answer, ...]
+    pages: frozenset[Path]
+    """What the first prompt left, below the root."""
+
+
 class Pair:
     """Starts the engines; remembers the runs that several stories look at."""
 
@@ -56,16 +67,17 @@ class Pair:
         self._setup = EngineSetup(python, runs.directory, multiprocess=True, kind=SGLANG)
         self.alone = cache(self._run_alone)
         self.saved = cache(self._run_saving)
+        self.linking = cache(self._run_linking)
         self.crossed = cache(self._run_crossing)
 
     def sglang(self, name: str, root: Path | None, shared: Shared = DENSE, **settings: Any) -> Engine:
         """An engine of SGLang, with UCM on `root` if that is not None."""
         return self._process(name, shared).start(self._sglang_arguments(shared, root, **settings))
 
-    def linked(self, name: str, root: Path) -> Engine:
+    def linked(self, name: str, root: Path, **settings: Any) -> Engine:
         """An engine of SGLang with UCM on `root` at its radix tree, without a host cache."""
         checkpoint = self.runs.checkpoint(DENSE.family)
-        return self._process(name, DENSE).start(engine_arguments(checkpoint, **linker(root)))
+        return self._process(name, DENSE).start(engine_arguments(checkpoint, **linker(root, **settings)))
 
     def pools(self, name: str) -> Pools:
         """A process with SGLang imported that makes pools and trees, and never a model."""
@@ -126,6 +138,16 @@ class Pair:
                 pages.append(frozenset(path.relative_to(root) for path in found).difference(*pages))
             (flushed,) = serve_apart(engine, DENSE.first[:1])
         return Saved(root, tuple(answers), flushed, tuple(pages[1:]))
+
+    def _run_linking(self) -> Linked:
+        root = self.runs.empty_root("sglang-linked")
+        with self.linked("linking", root) as engine:
+            first = serve_apart(engine, DENSE.first[:1])
+            pages = objects.wait_whole(root, DENSE.pages(first), writer=engine)
+            pages_of_first = frozenset(path.relative_to(root) for path in pages)
+            first += serve_apart(engine, DENSE.first[1:])
+            objects.wait_whole(root, DENSE.pages(first), writer=engine)
+        return Linked(root, first, pages_of_first)
 
     def _run_crossing(self, name: str) -> Crossed:
         shared, root = SHARED[name], self.runs.empty_root(f"crossed-{name}")

@@ -4,27 +4,14 @@ Every token is that of SGLang without UCM. What a host cache's backend saved is 
 the place of what was stored changes the tokens. SGLang counts what a linker brought as its host's.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
 
 from e2e import objects
 from e2e.answers import cached, tokens_of
 from e2e.harness import Answer
-from e2e.pair import Alone, Pair
+from e2e.pair import Alone, Linked, Pair
 from e2e.runs import serve_apart
 from e2e.shared import DENSE
-
-
-@dataclass(frozen=True, slots=True)
-class Linked:
-    """A process with a linker that served the prompts on an empty root, and ended."""
-
-    root: Path
-    first: tuple[Answer, ...]
-    pages: frozenset[Path]
-    """What the first prompt left, below the root."""
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +21,7 @@ def alone(pair: Pair) -> Alone:
 
 @pytest.fixture(scope="module")
 def linked(pair: Pair) -> Linked:
-    root = pair.runs.empty_root("sglang-linked")
-    with pair.linked("linking", root) as engine:
-        first = serve_apart(engine, DENSE.first[:1])
-        pages = objects.wait_whole(root, DENSE.pages(first), writer=engine)
-        pages_of_first = frozenset(path.relative_to(root) for path in pages)
-        first += serve_apart(engine, DENSE.first[1:])
-        objects.wait_whole(root, DENSE.pages(first), writer=engine)
-    return Linked(root, first, pages_of_first)
+    return pair.linking()
 
 
 @pytest.fixture(scope="module")

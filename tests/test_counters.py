@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from repository import ROOT, source_files
 
 NAMED = {"self._tiers.row", "tiers.row", "tier", "reason", "order.operation", "operation", "where"}
-NAMED |= {"counted_under"}
-"""Label values that are no literals: a row of the table, a parameter whose callers are in `BORDERS`, or the
-labels under which another process counted."""
-LABELS = {"row", "tier", "operation", "reason", "where", "when"}
+NAMED |= {"counted_under", "outcome.value"}
+"""Label values that are no literals: a row of the table, a parameter whose callers are in `BORDERS`, the
+labels under which another process counted, or one of an enumeration."""
+LABELS = {"row", "tier", "operation", "reason", "where", "when", "result"}
 BORDERS = {"guarded", "failed", "border.failed", "count_failures", "self._remove"}
 
 

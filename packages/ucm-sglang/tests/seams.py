@@ -48,7 +48,10 @@ SEAMS = {
             *("end_weight_update", "resume_memory_occupation", "release_memory_occupation"),
         )
     ),
-    "sglang.srt.managers.scheduler": ("Scheduler.flush_cache",),
+    "sglang.srt.managers.scheduler": ("Scheduler.flush_cache", "Scheduler.run_batch"),
+    "sglang.srt.layers.radix_attention": ("RadixAttention.forward", "AttentionType"),
+    "sglang.srt.managers.schedule_batch": ("Req.__init__",),
+    "sglang.srt.model_executor.forward_batch_info": ("ForwardMode",),
     "sglang.srt.runtime_context": ("get_server_args",),
     "sglang.srt.arg_groups.overrides": ("resolution_result", "model_config_of"),
     "sglang.srt.configs.hybrid_arch": ("mambaish_config",),

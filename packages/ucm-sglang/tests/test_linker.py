@@ -50,11 +50,12 @@ class WorldLinker(UCMLinker):
 class Linked:
     """One linker over real device pools."""
 
-    def __init__(self, root, table=None, *, known=True, **updates):
+    def __init__(self, root, table=None, *, known=True, layerwise=False, **updates):
         self.updates, table = UpdatesDouble(**updates), table or table_of()
         WorldLinker.started = StartDouble(
             model_of(table), config_of(root), Share(), self.updates,
             lambda pools, table, share: MappedPools.of(pools, table), lookup_budget_s=WAIT_S,
+            layerwise_save=layerwise,
         ) if known else None  # fmt: skip
         self.kv = MHATokenToKVPool(
             size=GRAIN * (PAGES - 1), page_size=GRAIN, dtype=torch.float32, head_num=HEADS, head_dim=DIM,

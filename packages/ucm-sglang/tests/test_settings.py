@@ -102,3 +102,25 @@ def test_a_budget_that_is_no_time_is_refused(value: Any) -> None:
 def test_a_linker_without_a_ring_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"ring_bytes = 0, but SGLang aborts.*leave ring_bytes out"):
         read_linker_settings({"ring_bytes": 0}, page_tokens=64)
+
+
+def test_a_linker_saves_layer_by_layer_where_it_is_asked_to() -> None:
+    assert read_linker_settings({"layerwise_save": True}, page_tokens=64).layerwise_save
+    assert not read_linker_settings({"layerwise_save": False}, page_tokens=64).layerwise_save
+    assert not read_linker_settings({}, page_tokens=64).layerwise_save
+
+
+def test_a_storage_backend_does_not() -> None:
+    with pytest.raises(ConfigError, match="setting 'layerwise_save' is UCMLinker's"):
+        settings(layerwise_save=True)
+
+
+@pytest.mark.parametrize("value", [1, "yes"])
+def test_what_is_no_yes_or_no_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"setting 'layerwise_save' = .*give a value of type bool"):
+        read_linker_settings({"layerwise_save": value}, page_tokens=64)
+
+
+def test_layers_do_not_wait_for_a_medium_that_is_asked_first() -> None:
+    with pytest.raises(ConfigError, match="layerwise_save and sync are both set"):
+        read_linker_settings({"layerwise_save": True, "sync": True}, page_tokens=64)

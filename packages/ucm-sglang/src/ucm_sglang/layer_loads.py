@@ -57,7 +57,7 @@ class LinkedLoad:
 
 
 def plan_of(rows: Iterable[SpecRow]) -> tuple[LayerShards, ...]:
-    """What each layer needs of the rows as a rank holds them, and what is asked for with it, by layer.
+    """What each layer needs and finishes of the rows as a rank holds them, and what is asked for with it.
 
     >>> from ucm_core import Part, RowKind
     >>> row = SpecRow("full", RowKind.CHAIN, 16, tuple(range(3, 10)), (Part("k", (8,), "float32"),))
@@ -74,7 +74,7 @@ def plan_of(rows: Iterable[SpecRow]) -> tuple[LayerShards, ...]:
     for position, (_, shards) in enumerate(ordered):
         together[_asked_with(position)] += shards
     return tuple(
-        LayerShards(layer, tuple(shards), brings=runs(together[position]), finishes=(), rewrites=())
+        LayerShards(layer, tuple(shards), runs(together[position]), finishes=runs(shards), rewrites=())
         for position, (layer, shards) in enumerate(ordered)
     )
 

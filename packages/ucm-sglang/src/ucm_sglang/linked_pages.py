@@ -18,7 +18,8 @@ from ucm_core.coordinator.coordinator import needs_parents
 from ucm_core.coordinator.leases import Lease
 from ucm_core.coordinator.presence import Mask
 from ucm_core.engine_cache import EngineCache
-from ucm_core.flow.handles import UnitLoad
+from ucm_core.flow.copy import EngineBlocks
+from ucm_core.flow.handles import UnitLoad, UnitSave
 from ucm_core.flow.layers import LayerShards
 from ucm_core.flow.step import StepLoad
 from ucm_core.ops import border
@@ -27,8 +28,9 @@ from ucm_core.spec.model import Model
 from ucm_position_key import KeyView
 from ucm_sglang.asker import ASK_S, Asker
 from ucm_sglang.layer_loads import LOADS_WAIT_S, LinkedLoad, LoadBatch, plan_of
+from ucm_sglang.layer_saves import NOT_SAVED, LinkedSave
 from ucm_sglang.offloads import NOT_KEPT, OFFLOAD_WAIT_S, Offload
-from ucm_sglang.page_cache import KV_POOL, PageCache, Pages, PoolMemory, View
+from ucm_sglang.page_cache import KV_POOL, PageCache, Pages, PoolMemory, View, keys_before
 from ucm_sglang.restorable import Demand, Restorable, needed_pages, restorable
 from ucm_sglang.settings import LOOKUP_BUDGET_S
 
@@ -51,11 +53,17 @@ class LinkedPages(PageCache):
         self._budget_s = lookup_budget_s
         self._asker: Asker[Restorable] = Asker(wait_s=ask_s)
         self._plan: tuple[LayerShards, ...] = ()
+        self._whole: Sequence[str] = ()
+        self._layers: Mapping[int, LayerShards] = {}
 
     def register(self, memory: PoolMemory) -> None:
         """Move pages of this memory from now on; SpecError where its pools do not fit the table."""
         super().register(memory)
         self._plan = plan_of(memory.held)
+        rows = memory.rows(KV_POOL)
+        whole = [row for row in memory.held if row.name in rows and needs_parents(row)]
+        self._whole = [row.name for row in whole]
+        self._layers = {each.layer: each for each in plan_of(whole)}
 
     def lookup(
         self, request: str, hashes: Sequence[str], *, side_pools: Mapping[str, int | None]
@@ -111,6 +119,36 @@ class LinkedPages(PageCache):
             border.failed("offload", error)
             return Offload(view, rows, whole=False, ends_s=0.0)
         return Offload(view, rows, whole=True, ends_s=time.monotonic() + OFFLOAD_WAIT_S)
+
+    @property
+    def layers(self) -> Mapping[int, LayerShards]:
+        """By layer what `begin_save` keeps of it: no windows, and nothing outside of the pool of KV."""
+        return self._layers
+
+    def begin_save(self, requests: Sequence[Pages]) -> LinkedSave:
+        """Begin to keep pages of KV that a step of these requests computes, layer by layer.
+
+        They are computed because nothing had them, so the medium is not asked.
+        """
+        view = self._open()
+        if view is None:
+            return NOT_SAVED
+        keys: dict[str, Keys] = {}
+        handles: dict[str, UnitSave] = {}
+        try:
+            for row in self._whole:
+                keys[row], source, parents = _joined(view, row, requests)
+                store = view.space.stores[row]
+                handles[row] = store.begin_save(keys[row], source, parents=parents, absent=True)
+        except Exception as error:  # noqa: BLE001 (the border: this is not saved, the forward goes on)
+            border.failed("save", error)
+            LinkedSave(view, handles=handles, keys=keys).give_up()
+            return NOT_SAVED
+        return LinkedSave(view, handles=handles, keys=keys)
+
+    def is_current(self, view: View | None) -> bool:
+        """Whether a view is of the weights that SGLang computes with."""
+        return view is not None and self._is_current(view)
 
     def is_kept(self, offload: Offload) -> bool:
         """Whether all of an offload that is over was kept, under weights that are still SGLang's."""
@@ -189,6 +227,17 @@ class LinkedPages(PageCache):
                 handle.ticket.wait()
             return None
         return LinkedLoad(StepLoad(request, handles), keys, view, moment)
+
+
+def _joined(view: View, row: str, requests: Sequence[Pages]) -> tuple[Keys, EngineBlocks, Keys]:
+    """Pages of several requests as one save of a row: keys, memory, and the key before each."""
+    keys = [view.keys(row, pages.hashes) for pages in requests]
+    pairs = zip(requests, keys, strict=True)
+    parents = [keys_before(view, row, pages, keys=each) for pages, each in pairs]
+    hashes = [text for pages in requests for text in pages.hashes]
+    indices = np.concatenate([pages.indices for pages in requests])
+    source = view.blocks(row, Pages(KV_POOL, hashes, indices))
+    return np.concatenate(keys), source, np.concatenate(parents)
 
 
 def _those(keys: Keys, mask: Mask) -> Keys:

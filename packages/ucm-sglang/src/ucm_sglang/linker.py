@@ -21,10 +21,12 @@ from ucm_core.ops import border
 from ucm_core.ops.border import guarded
 from ucm_sglang.device_pools import device_pools
 from ucm_sglang.layer_loads import LayerCounter, LoadBatch, failed_batch
+from ucm_sglang.layer_saves import LayerSaves
 from ucm_sglang.linked_pages import LinkedPages
 from ucm_sglang.offloads import NOT_KEPT, Offloads
 from ucm_sglang.page_cache import KV_POOL, Pages
 from ucm_sglang.start import Start, start_of_linker
+from ucm_sglang.step_hooks import listen
 from ucm_sglang.transfers import pages_at, pool_name, trailing_pages
 
 __all__ = ["UCMLinker"]
@@ -62,7 +64,9 @@ class UCMLinker(UnifiedCacheLinker):
         self._queued: dict[str, Sequence[Pages]] = {}
         self._offloads = Offloads()
         self._pages: LinkedPages | None = None
+        self._layer_saves: LayerSaves | None = None
         self._unsubscribe: Callable[[], None] = lambda: None
+        self._unhook: Callable[[], None] = lambda: None
         storage = storage_config_of(params, extra_config, model_name=server_args.model_path)
         start = self._start(storage, server_args)
         if start is not None:
@@ -102,10 +106,12 @@ class UCMLinker(UnifiedCacheLinker):
         queued, self._queued = self._queued, {}
         return self.layer_done_counter.begin(self._batch(queued))
 
-    @guarded("finish_load", lambda: False)
     def finish_layer_wise_loading(self, counter_index: int) -> bool:
         """Whether all of the batch came; nothing is written to the device any more when this returns."""
-        return self.layer_done_counter.finish(counter_index)
+        came = self._finish_loading(counter_index)
+        if not came and self._layer_saves is not None:
+            self._layer_saves.load_failed()
+        return came
 
     def cancel_queued_load(self, rid: str) -> bool:
         """Whether a load of the request was queued, and never begins now."""
@@ -148,6 +154,7 @@ class UCMLinker(UnifiedCacheLinker):
     def close(self) -> None:
         """`reset`, and let saves under way reach the medium, in bounded time. Idempotent."""
         self._unsubscribe()
+        self._unhook()
         self.reset()
         if self._pages is not None:
             self._pages.close()
@@ -165,6 +172,9 @@ class UCMLinker(UnifiedCacheLinker):
         )
         try:
             pages.register(memory)
+            if start.layerwise_save:
+                self._layer_saves = LayerSaves(pages, self._page_tokens)
+                self._unhook = listen(self._layer_saves)
         except UcmError:
             pages.close()
             raise
@@ -172,6 +182,10 @@ class UCMLinker(UnifiedCacheLinker):
         self._unsubscribe = start.weights.subscribe(self._weights_changed)
         if start.weights.overtaken():  # by an update before this linker was made
             self._weights_changed(not start.weights.stale())
+
+    @guarded("finish_load", lambda: False)
+    def _finish_loading(self, counter_index: int) -> bool:
+        return self.layer_done_counter.finish(counter_index)
 
     def _batch(self, queued: Mapping[str, Sequence[Pages]]) -> LoadBatch:
         try:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ucm_core.errors import ConfigError, shown
 from ucm_core.ops.config import CacheConfig
+from ucm_sglang.refusals import refuse
 
 ENGINE_KEYS = frozenset(
     {
@@ -26,8 +27,14 @@ ENGINE_KEYS = frozenset(
 OWN_KEYS = ("model_path", "compute_dtype", "weights_are_static")
 """Ours, beyond those of `CacheConfig`."""
 
+LAYERWISE = "layerwise_save"
+"""A linker's own: SGLang's host cache copies a page when all layers of it are there."""
+
 LOOKUP_BUDGET_S = 1.0
 """How long one lookup of a linker waits for what only files hold, unless ``lookup_budget_s`` says it."""
+
+LINKER_DEFAULTS: Mapping[str, Any] = {"lookup_budget_s": LOOKUP_BUDGET_S, LAYERWISE: False}
+"""What only a linker has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,8 @@ class Settings:
     """Nobody ever updates the weights, so that nobody has to tell."""
     lookup_budget_s: float = LOOKUP_BUDGET_S
     """How long one lookup of a linker waits for what only files hold."""
+    layerwise_save: bool = False
+    """Whether a linker saves a prefill layer by layer, while it computes."""
 
 
 def read_settings(extra_config: Mapping[str, Any] | None, *, page_tokens: int) -> Settings:
@@ -53,6 +62,13 @@ def read_settings(extra_config: Mapping[str, Any] | None, *, page_tokens: int) -
     SGLang hands out the hashes of its pages, never tokens, so that its page is the grain.
     """
     _refuse_a_slow_route(extra_config)
+    refuse(
+        LAYERWISE in (extra_config or {}),
+        ConfigError(
+            f"setting {LAYERWISE!r} is UCMLinker's: SGLang's host cache copies whole pages, so that a storage"
+            " backend has no layers to save"
+        ),
+    )
     given = {key: value for key, value in dict(extra_config or {}).items() if key not in ENGINE_KEYS}
     return _settings(given, page_tokens)
 
@@ -60,18 +76,30 @@ def read_settings(extra_config: Mapping[str, Any] | None, *, page_tokens: int) -
 def read_linker_settings(extra_config: Mapping[str, Any] | None, *, page_tokens: int) -> Settings:
     """Settings of a linker whose device pages have ``page_tokens`` tokens.
 
-    ConfigError as for `read_settings`, and for a cache without a ring: only what lies in one is promised.
+    ConfigError as for `read_settings`, for a cache without a ring, since only what lies in one is promised,
+    and for what cannot be saved layer by layer though it is asked for.
     """
     given = dict(extra_config or {})
-    budget_s = given.pop("lookup_budget_s", LOOKUP_BUDGET_S)
-    if isinstance(budget_s, bool) or not isinstance(budget_s, int | float) or not 0 <= budget_s <= 60:
-        raise ConfigError(f"setting 'lookup_budget_s' = {shown(budget_s)}: give seconds from 0 to 60")
-    found = replace(_settings(given, page_tokens), lookup_budget_s=float(budget_s))
-    if found.cache.ring_bytes == 0:
-        raise ConfigError(
+    own = {name: given.pop(name, default) for name, default in LINKER_DEFAULTS.items()}
+    found = replace(
+        _settings(given, page_tokens),
+        lookup_budget_s=_seconds(own, "lookup_budget_s"),
+        layerwise_save=bool(_typed(own, LAYERWISE, kind=bool)),
+    )
+    refuse(
+        found.cache.ring_bytes == 0,
+        ConfigError(
             "ring_bytes = 0, but SGLang aborts a request whose load fails, so its linker promises only what"
             " lies in the ring: leave ring_bytes out"
-        )
+        ),
+    )
+    refuse(
+        found.layerwise_save and found.cache.sync,
+        ConfigError(
+            "layerwise_save and sync are both set, but with sync the medium is asked before each save, and no"
+            " layer waits for it: leave one of them out"
+        ),
+    )
     return found
 
 
@@ -102,6 +130,14 @@ def _require_page(name: str, value: int | None, *, page_tokens: int) -> None:
             f"{name} = {value}, but SGLang's page size is {page_tokens}, and only whole pages have keys:"
             f" leave {name} out, or start SGLang with --page-size {value}"
         )
+
+
+def _seconds(own: Mapping[str, Any], name: str) -> float:
+    """One of our settings; ConfigError unless it is a short time."""
+    value = own[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 60:
+        raise ConfigError(f"setting {name!r} = {shown(value)}: give seconds from 0 to 60")
+    return float(value)
 
 
 def _typed(own: Mapping[str, Any], name: str, *, kind: type) -> Any:

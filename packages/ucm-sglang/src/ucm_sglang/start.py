@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ucm_core.coordinator.coordinator import needs_parents
 from ucm_core.engine_cache import EngineCache
 from ucm_core.errors import ConfigError, IdentityError
 from ucm_core.ops import border
 from ucm_core.ops.config import CacheConfig
 from ucm_core.spec.model import Model
-from ucm_core.spec.segments import Share
+from ucm_core.spec.segments import Parallelism, Share
 from ucm_core.spec.table import SpecTable
 from ucm_position_key import KeyView
 from ucm_sglang import versions, weight_updates
@@ -19,6 +20,7 @@ from ucm_sglang.identity_from_engine import argument, engine_model, key_view, se
 from ucm_sglang.layout_from_engine import MappedPools
 from ucm_sglang.page_cache import PoolMemory
 from ucm_sglang.ranks_from_engine import partition_of, share_of
+from ucm_sglang.refusals import refuse
 from ucm_sglang.settings import LOOKUP_BUDGET_S, Settings, read_linker_settings, read_settings
 
 __all__ = ["Start", "WeightUpdates", "start_of_engine", "start_of_linker"]
@@ -60,6 +62,8 @@ class Start:
     """SGLang says when all host pools are registered."""
     lookup_budget_s: float = LOOKUP_BUDGET_S
     """How long one lookup of a linker waits for what only files hold."""
+    layerwise_save: bool = False
+    """Whether a linker saves a prefill layer by layer, while it computes."""
 
     def open_cache(self) -> EngineCache:
         """Open the cache, in a namespace of the view."""
@@ -91,7 +95,22 @@ def start_of_linker(storage_config: Any, server_args: Any) -> Start | None:
     versions.require_linker(versions.probe())
     page_tokens = _page_tokens(server_args, storage_config.extra_config)
     settings = read_linker_settings(storage_config.extra_config, page_tokens=page_tokens)
-    return _start(storage_config, server_args, settings, registers_pools=True)
+    start = _start(storage_config, server_args, settings, registers_pools=True)
+    if start is not None and start.layerwise_save:
+        refuse_layerwise(start, compiles=bool(argument(server_args, "enable_torch_compile")))
+    return start
+
+
+def refuse_layerwise(start: Start, *, compiles: bool) -> None:
+    """ConfigError where nothing could be saved layer by layer; ``compiles``: the model is compiled."""
+    reasons = {
+        "the model runs on several ranks": start.share.parallel != Parallelism(),
+        "EAGLE's keys are pairs of tokens": start.view is not KeyView.PLAIN,
+        "no row keeps the whole prefix": not any(map(needs_parents, start.model.table.rows)),
+        "a compiled model calls no hooks (--enable-torch-compile)": compiles,
+    }
+    for reason, holds in reasons.items():
+        refuse(holds, ConfigError(f"layerwise_save is set, but {reason}: leave it out"))
 
 
 def _start(
@@ -118,6 +137,7 @@ def _start(
         view=KeyView.PLAIN if model.table.snapshot_rows else key_view(arguments),
         registers_pools=registers_pools,
         lookup_budget_s=settings.lookup_budget_s,
+        layerwise_save=settings.layerwise_save,
     )
 
 

@@ -173,12 +173,13 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
 
 def installed() -> bool:
     """Whether this process' SGLang calls every hook."""
-    return _is_hooked(SCHEDULER, "flush_cache", hook=after_flush) and all(
-        _is_hooked(UPDATER, name, hook=hook) for name, hook in CHANGES.items()
+    return is_hooked(SCHEDULER, "flush_cache", hook=after_flush) and all(
+        is_hooked(UPDATER, name, hook=hook) for name, hook in CHANGES.items()
     )
 
 
-def _is_hooked(owner: str, name: str, *, hook: Callable[..., Any]) -> bool:
+def is_hooked(owner: str, name: str, *, hook: Callable[..., Any]) -> bool:
+    """Whether SGLang's registry has put ``hook`` on a method."""
     return hook in _hooks_of(getattr(pkgutil.resolve_name(owner), name, None))
 
 

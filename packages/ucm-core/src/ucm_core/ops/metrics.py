@@ -3,7 +3,8 @@
 They only grow. Labels are few and bounded: ``row`` is a row's name, ``tier`` is ``ring``, ``file`` or
 ``absent``, ``operation`` is ``load``, ``save``, ``prefetch``, ``write`` or ``close``, ``reason`` is the
 lower-case name of a `ucm_core.ResultCode` or of a cause, ``where`` names a border at which something
-unexpected was caught, ``when`` is ``layer`` or ``step end``.
+unexpected was caught, ``when`` is ``layer`` or ``step end``, ``result`` the
+lower-case name of an adapter's outcome.
 Tokens are counted once per request, when it is over (`ucm_core.coordinator.accounts.TokenAccount`).
 """
 
@@ -41,4 +42,9 @@ UNITS_SAVED = Counter(
     "ucm_units_saved_total",
     "Units handed over for saving, after their layer or at the end of the step",
     ["when"],
+)
+LAYER_SAVES = Counter(
+    "ucm_layer_saves_total",
+    "Requests of a step of SGLang's that fill whole pages, by what became of saving them layer by layer",
+    ["result"],
 )
