@@ -1,13 +1,28 @@
 """A step that saves layer by layer: over a real cache, with doubles of pools, batches and forwards."""
 
+from types import SimpleNamespace
+
 import pytest
-from backend_world import DENSE, FULL, GRAIN, KV, MIXED, SWA, Pages, content, hashes_of, indices_of
+from backend_world import (
+    DENSE,
+    FULL,
+    GRAIN,
+    KV,
+    MIXED,
+    SWA,
+    MemoryDouble,
+    Pages,
+    content,
+    hashes_of,
+    indices_of,
+)
 from linked_world import LinkedWorld
 from prometheus_client import REGISTRY
 from step_doubles import DECODE, EAGLE, batch_of, forward_of, prompt, request
 from step_doubles import MIXED as MIXED_MODE
 
-from ucm_sglang.layer_saves import REST_S, LayerSaves, Outcome
+from ucm_position_key import Component, Pool
+from ucm_sglang.layer_saves import REST_S, LayerSaves, LinkedSave, Outcome
 from ucm_sglang.prefills import prefills_of, whole_pages
 
 WAIT_S = 120
@@ -190,10 +205,10 @@ def test_the_step_after_a_change_is_kept(world, grew):
 
 
 def test_a_forward_of_other_tokens_keeps_nothing(world, grew):
-    batch, other = batch_of(asked()), batch_of(asked(seed=1))
+    batch, forward = batch_of(asked()), forward_of(batch_of(asked(seed=1)))
     world.saves.begin(batch)
     for layer in LAYERS:
-        world.saves.layer_is_over(layer, forward_of(other))
+        world.saves.layer_is_over(layer, forward)
     world.saves.end()
     assert refused(world, grew, Outcome.TOKENS)
 
@@ -246,6 +261,34 @@ def test_a_row_with_a_window_is_left_to_the_offload(tmp_path):
     assert world.save((KV, hashes, (3, 9, 4)), (SWA, hashes, (1, 2, 3)))
     assert world.lookup(hashes, {"swa": 3})[-1] == 3
     world.close()
+
+
+def test_a_window_in_the_pool_of_keys_and_values_is_none_of_its_layers(tmp_path):
+    world = LinkedWorld(tmp_path / "root", MIXED)
+    world.pages.register(MemoryDouble(MIXED, (Pool("kv", Component.FULL, ("full", "window-40")),)))
+    assert tuple(world.pages.layers) == FULL.units
+    world.close()
+
+
+class TicketDouble:
+    """Stands for a ticket that is never done: how long it was waited for, and whether that ended in time."""
+
+    def __init__(self):
+        self.waits = []
+
+    def wait(self, timeout_s):
+        self.waits.append(timeout_s)
+        return timeout_s is None
+
+
+def test_what_is_given_up_is_waited_for_until_nothing_reads_any_more():
+    ticket, deeds = TicketDouble(), []
+    handle = SimpleNamespace(ticket=ticket, seal=lambda: deeds.append("seal"))
+    handle.abandon = lambda: deeds.append("abandon")
+    save = LinkedSave(handles={"full": handle})
+    assert not save.seal(0.0)
+    save.give_up()
+    assert (deeds, ticket.waits) == (["seal", "abandon"], [0.0, None])
 
 
 def test_pages_that_somebody_else_fills_hold_no_step_up_and_then_none_is_begun(tmp_path, grew):

@@ -233,7 +233,7 @@ def _joined(view: View, row: str, requests: Sequence[Pages]) -> tuple[Keys, Engi
     """Pages of several requests as one save of a row: keys, memory, and the key before each."""
     keys = [view.keys(row, pages.hashes) for pages in requests]
     pairs = zip(requests, keys, strict=True)
-    parents = [keys_before(view, row, pages, keys=each) for pages, each in pairs]
+    parents = [keys_before(view, row, pages=pages, keys=each) for pages, each in pairs]
     hashes = [text for pages in requests for text in pages.hashes]
     indices = np.concatenate([pages.indices for pages in requests])
     source = view.blocks(row, Pages(KV_POOL, hashes, indices))

@@ -189,10 +189,10 @@ class PageCache:
 
     def _parents(self, view: View, row: str, pages: Pages, *, keys: Keys) -> Keys | None:
         """The page before each, as far as it is known, so that the ring gives up the tail first."""
-        return keys_before(view, row, pages, keys=keys) if needs_parents(self._table.row(row)) else None
+        return keys_before(view, row, pages=pages, keys=keys) if needs_parents(self._table.row(row)) else None
 
 
-def keys_before(view: View, row: str, pages: Pages, *, keys: Keys) -> Keys:
+def keys_before(view: View, row: str, *, pages: Pages, keys: Keys) -> Keys:
     """Keys of the page before each, zeros where it is not known; ``keys`` are those of the pages."""
     parents = following(keys)
     if pages.before is not None:
