@@ -16,7 +16,7 @@ from e2e.runs import Runs, serve_apart
 FAMILY = "mamba"
 MODEL = MODELS[FAMILY]
 
-SEAMS = {"host cache": ucm, "linker": linker}
+SEAMS: Mapping[str, Callable[..., dict[str, Any]]] = {"host cache": ucm, "linker": linker}
 """Where UCM stands in SGLang -> its arguments for that."""
 
 
