@@ -31,13 +31,17 @@ NODE_TOKENS = 4096
 def opened(
     root: Path, table: SpecTable, *, ring_bytes: int, disk_bytes: int
 ) -> tuple[LinkedPages, EngineCache]:
-    """A linker's pages and their cache."""
+    """A linker's pages and their cache, all of whose ring is taken."""
     identity = ModelIdentity(
         config="{}", revision=None, compute_dtype="float32", kv_dtype="float32", weights=None,
         grain_tokens=table.grain_tokens, table=table.digest.hex(),
     )  # fmt: skip
     config = CacheConfig(
-        root=root, ring_bytes=ring_bytes, disk_bytes=disk_bytes, grain_tokens=table.grain_tokens
+        root=root,
+        ring_bytes=ring_bytes,
+        ring_prefault=True,
+        disk_bytes=disk_bytes,
+        grain_tokens=table.grain_tokens,
     )
     model = Model(root, table, identity)
     cache = EngineCache(model, config, digest=lambda _: "5a" * 32)
