@@ -33,7 +33,7 @@ from benchmarks.bench_vllm import bench_arguments, figure
 from benchmarks.frame import Figure
 
 FAMILIES = ("dense",)
-"""MLA is not among them: `torch_native` takes too long for it."""
+"""Not MLA, whose turns take minutes."""
 REUSED_TOKENS = 4096
 """Whole pages of SGLang and whole blocks of vLLM; the grain of both is a page."""
 TAIL_TOKENS = 16
