@@ -99,8 +99,8 @@ def save_units(store: BlockStore, turn: int) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         handle.submit(slice(0, 1 + turn % 2))
         handle.seal()
-    finally:
         handle.ticket.wait(WAIT_S)
+    finally:
         handle.abandon()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -91,3 +93,61 @@ def test_a_condition_waits_no_longer_than_told(timeout_s: float) -> None:
         assert not condition.wait_for(lambda: False, timeout_s)
     with condition:
         assert condition.wait_for(lambda: True, timeout_s)
+
+
+class Interruption(BaseException):
+    """What a signal's handler raises."""
+
+
+@pytest.fixture
+def interrupted() -> Iterator[threading.Event]:
+    """Set once the signal has ended what this thread did."""
+    ended = threading.Event()
+
+    def interrupt(*_signal: object) -> None:
+        ended.set()
+        raise Interruption
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    yield ended
+    signal.signal(signal.SIGUSR1, before)
+
+
+class Watched(OwnCondition):  # type: ignore[misc]
+    """Says when a wait is over and it is to be held again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entering = threading.Event()
+
+    def acquire(self, *arguments: float) -> bool:
+        self.entering.set()
+        return bool(super().acquire(*arguments))
+
+
+def test_a_signal_that_ends_a_wait_finds_the_condition_held(interrupted: threading.Event) -> None:
+    """It comes when the wait is over, while somebody else holds the condition."""
+    condition, waiter, told = Watched(), threading.get_ident(), []
+
+    def tell() -> None:
+        with condition:  # not before the other has begun to wait
+            told.append(True)
+            condition.notify_all()
+            condition.entering.wait(WAIT_S)
+            signal.pthread_kill(waiter, signal.SIGUSR1)
+            interrupted.wait(WAIT_S)
+
+    def wait() -> None:
+        with condition:
+            teller.start()
+            condition.wait_for(lambda: told, WAIT_S)
+
+    teller = threading.Thread(target=tell)
+    with pytest.raises(Interruption):
+        wait()
+    teller.join(WAIT_S)
+    assert interrupted.is_set()
+    with condition:
+        assert not condition._waiters
+        assert not condition.wait_for(lambda: False, 0.01)
+    assert not condition._is_owned()

@@ -59,13 +59,25 @@ class OwnCondition(RLock):  # type: ignore[misc] # it can be derived from
         """Let go of it until somebody notifies, or for ``timeout_s``; -1 = without end."""
         waiter = threading.Lock()
         waiter.acquire()
-        self._waiters.append(waiter)
+        raised: BaseException | None = None
         try:
+            self._waiters.append(waiter)
             self.release()
             waiter.acquire(timeout=timeout_s)
         finally:
-            self.acquire()
-            self._waiters.remove(waiter)
+            # Who leaves must hold it, whatever a signal's handler raises meanwhile. No function of ours is
+            # called here: its first step would be one more place for that.
+            while True:
+                try:
+                    while not self._is_owned():  # type: ignore[attr-defined] # as `threading.Condition` asks
+                        self.acquire()
+                    break
+                except BaseException as error:  # noqa: BLE001 - whatever it is
+                    raised = error
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            if raised is not None:
+                raise raised
 
 
 class _Foreign(OwnCondition):  # type: ignore[misc]
