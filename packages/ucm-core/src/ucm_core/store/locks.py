@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Self
 
@@ -84,12 +85,17 @@ def exclusive(path: Path, *, create: bool = True, timeout_s: float | None = None
     Each call opens the file anew, so threads of one process exclude each other too. TimeoutError when the
     holder does not let go in time (`WAIT_S`): a process that is stopped must not stop the others.
     """
-    descriptor = open_lock_file(path, create=create)
+    # An object of the interpreter's own has it, so that it is closed wherever a signal's handler ends this.
+    file = FileIO(path, "r+", opener=lambda _name, _flags: open_lock_file(path, create=create))
+    descriptor = file.fileno()
     try:
         wait_for(lambda: try_lock(descriptor), WAIT_S if timeout_s is None else timeout_s, what=path)
         yield descriptor
     finally:
-        let_go(descriptor)
+        try:
+            unlock(descriptor, 0, length=0)  # a child that was forked meanwhile would keep it
+        finally:
+            file.close()
 
 
 class KeptLock:
