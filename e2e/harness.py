@@ -103,6 +103,8 @@ class Outcome:
     """Where vLLM began to compute again after a load that failed; None where none did."""
     digests: Blocks
     """Of blocks full of prompt tokens, after the prefill, where the drive was told to look."""
+    digested_s: float
+    """When, by the engine's clock; 0 if never."""
 
 
 @dataclass(frozen=True, slots=True)

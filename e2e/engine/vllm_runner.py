@@ -178,7 +178,7 @@ class Drive:
         core_id = self._engine.add_request(name, _prompt(prompt), sampling)
         self._requests[name] = self._core.scheduler.requests[core_id]
         begun: Json = {"tokens": [], "cached_tokens": 0, "aborted": False, "preemptions": 0}
-        self._outcomes[name] = begun | {"blocks": [], "digests": [], "loaded_tokens": None}
+        self._outcomes[name] = begun | {"blocks": [], "digests": [], "digested_s": 0.0, "loaded_tokens": None}
 
     def _abort(self, name: str) -> None:
         if self._requests[name].request_id in self._core.scheduler.requests:
@@ -210,6 +210,7 @@ class Drive:
                 outcome["blocks"].append([request.num_tokens, *map(len, tables)])
                 if self._look and not outcome["digests"]:
                     outcome["digests"] = _block_digests(self._core, request)
+                    outcome["digested_s"] = time.monotonic()
 
 
 def _listen(broken: set[int]) -> None:

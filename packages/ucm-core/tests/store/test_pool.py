@@ -233,3 +233,31 @@ def test_giving_way_runs_the_queued_loads_here_and_nothing_else() -> None:
     gate.set()
     pool.close(WAIT_S)
     assert sorted(name for name, _ in order) == ["load", "prefetch", "second load", "write"]
+
+
+def test_a_thread_whose_start_a_signal_ended_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interruption(BaseException):
+        """What a signal's handler raises."""
+
+    class Interrupted(threading.Thread):
+        """Runs, but its start ends before anybody knows that."""
+
+        def start(self) -> None:
+            started.append(self)
+            super().start()
+            raise Interruption
+
+        def is_alive(self) -> bool:
+            return False
+
+    started: list[threading.Thread] = []
+    pool, done = IoPool(2), threading.Event()
+    with monkeypatch.context() as changed:
+        changed.setattr("ucm_core.store.pool.threading.Thread", Interrupted)
+        with pytest.raises(Interruption):
+            pool.submit(Priority.LOAD, done.set)
+    started[0].join(WAIT_S)
+    assert not threading.Thread.is_alive(started[0])
+    assert pool.submit(Priority.LOAD, done.set)
+    assert done.wait(WAIT_S)
+    assert pool.close(WAIT_S)

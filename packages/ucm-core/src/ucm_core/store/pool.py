@@ -156,6 +156,9 @@ class IoPool:
             _log.warning("no further I/O thread: %s", error)  # those that we have do the work
 
     def _run(self) -> None:
+        with self._changed:  # not before whoever starts this thread has noted it, or has taken that back
+            if threading.current_thread() not in self._threads:
+                return
         while self._run_next():
             pass  # nothing of a piece of work outlives it: an idle thread keeps nobody's memory alive
 
