@@ -21,6 +21,7 @@ OBJECTS = 8
 """Whole blocks of 64 of a prompt of 505 tokens and its answer of 16, whose last is never computed."""
 SERVED_TOKENS = 384
 """Of the prompt, in vLLM's blocks of 128, what lies before its last token."""
+LOADED = "ucm_objects_loaded_total"
 LIMIT_S = 60.0
 
 
@@ -49,7 +50,8 @@ def shown(runs: Runs) -> Shown:
             until(server, lambda: len(objects.objects(root)) == OBJECTS)
             until(server, server.forget)
             second = server.complete(prompt, max_tokens=MAX_TOKENS)
-            server.complete(prompt[:40], max_tokens=1)  # counters and events go up after a step
+            until(server, lambda: LOADED in server.metrics())  # a worker's counters come without a request
+            server.complete(prompt[:40], max_tokens=1)  # events of saves that have ended come after a step
             events = subscriber.wait_for(lambda heard: len(stored(heard)) >= OBJECTS, LIMIT_S)
             metrics = server.metrics()
     return Shown(root, prompt, (first, second), metrics, events, [*traces.glob("*.json")])
@@ -96,7 +98,7 @@ def test_ucm_and_vllm_count_the_same_hit(shown: Shown) -> None:
 
 
 def test_workers_count_layer_by_layer(shown: Shown) -> None:
-    assert shown.metrics["ucm_objects_loaded_total"] == SERVED_TOKENS / 64
+    assert shown.metrics[LOADED] == SERVED_TOKENS / 64
     assert shown.metrics["ucm_layer_wait_seconds_count"] == LAYERS
     assert shown.metrics["ucm_layers_unseen_total"] == shown.metrics.get("ucm_errors_total", 0) == 0
 

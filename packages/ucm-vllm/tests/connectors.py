@@ -96,6 +96,7 @@ def run_step(scheduler: UCMConnector, worker: UCMConnector, output: Any) -> KVCo
         finished_recving=results.finished_recving,
         failed_recving=results.failed_recving,
         invalid_block_ids=worker.get_block_ids_with_load_errors(),
+        kv_connector_stats=worker.get_kv_connector_stats(),
         kv_connector_worker_meta=pickle.loads(pickle.dumps(worker.build_connector_worker_meta())),
     )
     worker.clear_connector_metadata()

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from connectors import engine, finish, pair, run_step
+from connectors import engine, pair, run_step
 from engine_doubles import request, scheduler_output
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
@@ -23,8 +23,9 @@ def test_what_is_counted_reaches_vllm_s_statistics(tmp_path: Path, monkeypatch: 
     worker.get_kv_connector_stats()
     first = request(300)
     scheduler.get_num_new_matched_tokens(first, 0)
-    run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
-    stats = worker.get_kv_connector_stats()
+    stats = run_step(
+        scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {})
+    ).kv_connector_stats
     assert stats is not None
     again = UCMConnector.build_kv_connector_stats(json.loads(json.dumps(stats.to_dict())))
     assert again.aggregate(UCMConnector.build_kv_connector_stats()).reduce()["ucm_units_saved_total"] == 4
@@ -45,8 +46,27 @@ def test_after_the_last_request_everything_counted_goes_up(
     scheduler.get_num_new_matched_tokens(first, 0)
     run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
     assert scheduler.get_kv_connector_stats() is None
-    finish(scheduler, worker, first)
+    scheduler.request_finished_all_groups(first, ([],))
     stats = scheduler.get_kv_connector_stats()
+    assert stats is not None
+    assert stats.reduce()["ucm_units_saved_total"] == 4
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
+def test_the_step_that_tells_of_the_finished_takes_up_what_a_worker_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker in a process of its own: the scheduler half's readings are not its."""
+    monkeypatch.setattr(process_counters, "feed", process_counters.CounterFeed(interval_s=3600))
+    scheduler, worker, _ = pair(tmp_path)
+    worker.get_kv_connector_stats()
+    first = request(300)
+    scheduler.get_num_new_matched_tokens(first, 0)
+    computed = run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
+    assert computed.kv_connector_stats is None
+    scheduler.request_finished_all_groups(first, ([],))
+    stats = run_step(scheduler, worker, scheduler_output([], {})).kv_connector_stats
     assert stats is not None
     assert stats.reduce()["ucm_units_saved_total"] == 4
     for half in (scheduler, worker):

@@ -271,9 +271,10 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     @guarded("get_kv_connector_stats", lambda: None)
     def get_kv_connector_stats(self) -> UCMStats | None:
         """What this process counted since one of its halves was asked."""
-        # vLLM asks after a step only: what it counted up to its last one would wait for the next request
-        is_idle = self._scheduler is not None and not self._scheduler.request_count
-        gains = process_counters.feed.take(is_last=is_idle)
+        # vLLM asks after a step only: what it counted up to its last one would wait for the next request.
+        # A worker in a process of its own learns of that in the step that only tells it who has finished.
+        has_no_request = self._scheduler is not None and not self._scheduler.request_count
+        gains = process_counters.feed.take(is_last=has_no_request or self._plan().idle)
         return UCMStats(data=gains) if gains else None
 
     @guarded("reset_cache", lambda: False)
