@@ -2,22 +2,25 @@
 
 The neighbour opens, moves and renames files of the same size with O_DIRECT, compiled, without a checksum:
 with 1, 2 and 4 threads, and with an io_uring of 8 and 32 places where the kernel has one. The fastest is
-the peer for the rate. The peer for processor time is the bare call for each unit, with as many threads as
-ours, and one pass of the checksum over memory that no cache holds. The bare call finds its file open, and a
-new one where it writes. An object of many units is moved by fewer calls: it has the limit. One of a single
-unit pays for a file of its own, which is in no bare call, and has none. What the file system takes to make,
-close and rename a file is told beside; so is what remains without the name that they get at last. All of
-them move bytes between the disk and memory that is shared between processes.
+the peer for the rate. The peer for processor time is the bare call for each unit and one pass of the
+checksum over memory that no cache holds, both with as many threads as ours. The bare call finds its file
+open, and a new one where it writes. An object has a unit for each layer of its model, and is moved by one
+call: it has the limit. One of a single unit pays for a file of its own, which is in no bare call, and has
+none. What the file system takes to make, close and rename a file is told beside; so is what remains without
+the name that they get at last. All of them move bytes between the disk and memory that is shared between
+processes.
 
 Ours is measured with both of its engines. Folders are there already, as in any root that is in use: keys are
-such that one is needed. No file is removed before the end (15 GB by then): file systems that hesitate to use
-again what was freed a moment ago would make whoever comes next pay for it.
+such that one is needed. No round reads what another has read lately. No file is removed before the end (45 GB
+by then): file systems that hesitate to use again what was freed a moment ago would make whoever comes next
+pay for it.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,26 +40,26 @@ from benchmarks.frame import (
     timed,
 )
 from benchmarks.rig import WAIT_S, Neighbour, Rig, page_memory, some_keys, work_folder
-from ucm_core import _native
 from ucm_core.store.geometry import Geometry
 from ucm_core.store.pool import Priority
 from ucm_core.store.tiers import CHUNK_BYTES
 
-ROUND_BYTES = 96 << 20
+LEAST_BYTES, LEAST_OBJECTS = 96 << 20, 4
+"""Of a round: two pieces of work for each thread that writes, or one object for every thread."""
 UNITS = {"256 KiB": 1 << 18, "1 MiB": 1 << 20, "4 MiB": 1 << 22}
 MODEL_SHARDS = 16
-"""Units of an object, one per layer of a model; fewer where a round would be of fewer than six objects."""
+"""Units of an object, one per layer of a model."""
 WAYS = {"save": "durable save", "load": "cold load"}
 ENGINES = ("threads 1", "threads 2", "threads 4", "uring 8", "uring 32")
 LEAST_RATE, MOST_PROCESSOR = 0.9, 1.15
-TURNS = 3
+TURNS = 5
 
 
 def figures() -> Iterator[Figure]:
-    """Objects of many units and of one, 96 MiB a round: two pieces for each writing thread, none cached."""
+    """Objects of many units and of one; no cache holds a round."""
     with work_folder() as folder:
         for name, unit_bytes in UNITS.items():
-            for shards in (min(MODEL_SHARDS, ROUND_BYTES // 6 // unit_bytes), 1):
+            for shards in (MODEL_SHARDS, 1):
                 place = folder / f"{shards}-{name}"
                 place.mkdir()
                 yield from of(f"{shards} x {name}", place, Geometry(shards, unit_bytes))
@@ -64,7 +67,7 @@ def figures() -> Iterator[Figure]:
 
 def of(size: str, folder: Path, geometry: Geometry) -> Iterator[Figure]:
     """Both ways for one size."""
-    objects = ROUND_BYTES // geometry.payload_bytes
+    objects = max(LEAST_OBJECTS, LEAST_BYTES // geometry.payload_bytes)
     with (
         Rig(folder / "root", geometry, slots=3 * objects) as rig,
         Rig(folder / "uring", geometry, slots=3 * objects, uring=True) as second,
@@ -76,10 +79,13 @@ def of(size: str, folder: Path, geometry: Geometry) -> Iterator[Figure]:
         ours = {"threads": OurFiles(rig, objects), "uring": OurFiles(second, objects)}
         for way, verb in {"save": "write", "load": "read"}.items():
             own = {engine: getattr(each, way) for engine, each in ours.items()}
-            costs = in_turns(own | rounds(verb, files, units, rig=rig), TURNS)
+            costs = in_turns(own | rounds(verb, files, units, threads=rig.pool.threads), TURNS)
             for engine in own:
                 what = f"{WAYS[way]}, {size}, {engine}"
-                yield from both(what, engine, costs, limited=geometry.shards > 1)
+                held = bars(costs, objects * geometry.payload_bytes)
+                for theirs, peer, limit, measure in held:
+                    most = limit if geometry.shards > 1 else None
+                    yield compare(what, costs[engine], theirs, peer=peer, limit=most, measure=measure)
 
 
 def neighbour(folder: Path, count: int, size_bytes: int) -> Neighbour:
@@ -88,36 +94,36 @@ def neighbour(folder: Path, count: int, size_bytes: int) -> Neighbour:
     return Neighbour("files", str(folder), str(count), str(size_bytes))
 
 
-def rounds(verb: str, files: Neighbour, units: Neighbour, *, rig: Rig) -> dict[str, Round]:
+def rounds(verb: str, files: Neighbour, units: Neighbour, *, threads: int) -> dict[str, Round]:
     """Every engine of the neighbour, and the parts of the bar for processor time."""
     engines = [name for name in ENGINES if files.answer(f"{verb} {name}") is not None]
-    cold = page_memory(2 * ROUND_BYTES // rig.geometry.payload_bytes, rig.geometry)
-    halves = itertools.cycle(np.split(cold, 2))
+    made = f"write new {threads}" if verb == "write" else f"read threads {threads}"
     return {
         **{name: files.round(f"{verb} {name}") for name in engines},
-        "bare": units.round(f"{verb} bare {rig.pool.threads}"),
-        "made": files.round(f"write new {rig.pool.threads}" if verb == "write" else "read threads 4"),
-        "checksum": timed(lambda: [_native.crc32c(unit.reshape(-1)) for unit in next(halves)]),
+        "bare": units.round(f"{verb} bare {threads}"),
+        "made": files.round(made),
+        "checksum": units.round(f"checksum checksum {threads}"),
     }
 
 
-def both(what: str, engine: str, costs: dict[str, list[Cost]], *, limited: bool) -> Iterator[Figure]:
+Bar = tuple[list[Cost], str, float | None, Measure]
+"""What is held against ours: costs, their name, the limit, what of them counts."""
+
+
+def bars(costs: dict[str, list[Cost]], size_bytes: int) -> list[Bar]:
     """The rate against the fastest engine, the processor time against bare call and checksum."""
     name, best = best_of([(name, costs[name]) for name in ENGINES if name in costs])
     bar, made, whole = (
         [_sum(each) for each in zip(calls, costs["checksum"], strict=True)]
         for calls in (costs["bare"], costs["made"], best)
     )
-    processor = processor_per_gb(ROUND_BYTES)
-    held: list[tuple[list[Cost], str, float | None, Measure]] = [
-        (best, f"the fastest engine here: {name}", LEAST_RATE, rate(ROUND_BYTES)),
+    processor = processor_per_gb(size_bytes)
+    return [
+        (best, f"the fastest engine here: {name}", LEAST_RATE, rate(size_bytes)),
         (bar, "bare O_DIRECT call a unit, and checksum", MOST_PROCESSOR, processor),
         (made, "the call with open and close, and checksum", None, processor),
         (whole, f"{name}, with open and rename, and checksum", None, processor),
     ]
-    for theirs, peer, limit, measure in held:
-        most = limit if limited else None
-        yield compare(what, costs[engine], theirs, peer=peer, limit=most, measure=measure)
 
 
 def _sum(costs: tuple[Cost, ...]) -> Cost:
@@ -130,9 +136,10 @@ class OurFiles:
     def __init__(self, rig: Rig, objects: int) -> None:
         self._rig, self._objects = rig, objects
         self._seeds = itertools.count()
-        self._keys = self._new_keys()
-        rig.keep(self._keys, page_memory(objects, rig.geometry))
-        full = rig.ring.pin(self._keys)
+        self._saved: deque[np.ndarray] = deque()
+        keys = self._new_keys()
+        rig.keep(keys, page_memory(objects, rig.geometry))
+        full = rig.ring.pin(keys)
         self._addresses = rig.ring.addresses(full.slots)
 
     def _new_keys(self) -> np.ndarray:
@@ -141,13 +148,15 @@ class OurFiles:
         return keys
 
     def load(self) -> Cost:
-        """`BlockStore.prefetch`: from the medium into slots that nobody holds."""
+        """`BlockStore.prefetch`: from the medium into slots that nobody holds, what was saved longest ago."""
         self._rig.await_idle()  # a slot is let go a moment after its ticket is done
-        self._rig.ring.drop(self._keys)
-        assert not self._rig.ring.lookup(self._keys).any()
+        keys = self._saved[0]
+        self._saved.rotate(-1)
+        self._rig.ring.drop(keys)
+        assert not self._rig.ring.lookup(keys).any()
 
         def work() -> None:
-            ticket = self._rig.store.prefetch(self._keys)
+            ticket = self._rig.store.prefetch(keys)
             assert ticket.wait(WAIT_S)
             assert ticket.ok
 
@@ -159,7 +168,7 @@ class OurFiles:
         size = max(1, CHUNK_BYTES // self._rig.geometry.payload_bytes)
         pieces = [slice(begin, begin + size) for begin in range(0, self._objects, size)]
         works = [partial(self._write, names[piece], self._addresses[piece]) for piece in pieces]
-        self._keys = names
+        self._saved.append(names)
         return timed(lambda: self._on_pool(works))()
 
     def _write(self, keys: np.ndarray, addresses: np.ndarray) -> None:

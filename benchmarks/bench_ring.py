@@ -27,6 +27,7 @@ ROUND_BYTES = 32 << 20
 UNITS = {"64 KiB": 1 << 16, "256 KiB": 1 << 18, "1 MiB": 1 << 20, "4 MiB": 1 << 22}
 LIMIT = 1.1
 REPEATS = 6
+TURNS = 15
 
 
 def figures() -> Iterator[Figure]:
@@ -41,11 +42,12 @@ def figures() -> Iterator[Figure]:
 def of(size: str, folder: Path, geometry: Geometry) -> Iterator[Figure]:
     """Load and save, in batches and one by one.
 
-    The ring has room for what is loaded, what a round saves, and what is kept free: no save waits.
+    The ring has room for what is loaded, what a round saves, and what is kept free: no save waits; and for as
+    many again, so that pieces of work have the size that they have in any large ring.
     """
     objects = ROUND_BYTES // geometry.payload_bytes
     source, target = page_memory(objects, geometry), page_memory(objects, geometry)
-    with Rig(folder, geometry, slots=3 * objects) as rig:
+    with Rig(folder, geometry, slots=6 * objects) as rig:
         rig.know_folders()
         keys = some_keys(objects)
         rig.keep(keys, source)
@@ -55,7 +57,7 @@ def of(size: str, folder: Path, geometry: Geometry) -> Iterator[Figure]:
             rounds[f"load, {calls}"] = often(partial(load, rig, keys, target, batch))
             rounds[f"save, {calls}"] = saving(rig, source, batch)
         rounds["into"] = timed(partial(memcpy, source, slots))  # once a round and after a save, as saves are
-        costs = in_turns(rounds, times=5)
+        costs = in_turns(rounds, TURNS)
     for calls, (way, (name, where)) in itertools.product(CALLS, WAYS.items()):
         limited = calls == LIMITED and geometry.shards > 1
         for measure in (processor_per_gb(ROUND_BYTES), rate(ROUND_BYTES)):

@@ -8,8 +8,9 @@
 //     write|read uring N     the same with N transfers under way in one io_uring; no answer where it is refused
 //     write|read bare N      N threads, nothing but the calls that move bytes
 //     write new N            N threads; a file is made, written and closed, and has its name already
-//   The memory is shared between processes, as a ring's is. Each writing round makes new files, a reading round
-//   reads those of the last.
+//     write checksum N       N threads, nothing but a pass of the checksum over the memory
+//   The memory is shared between processes, as a ring's is. Each writing round makes new files, and each reading
+//   round reads those of another, the first of them first.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -32,6 +33,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "crc32c.hpp"
 #include "ring.hpp"
 
 namespace {
@@ -121,7 +123,8 @@ public:
     std::size_t depth = 0;
     words >> way >> engine >> depth;
     const bool write = way == "write";
-    generation_ += write;
+    if (engine == "checksum") return timed([&] { on_threads(depth, [&](std::size_t n) { sum(n); }); });
+    generation_ = write ? ++written_ : read_++ % written_ + 1;
     if (engine == "bare") return bare(write, depth);
     if (engine == "new") return timed([&] { on_threads(depth, [&](std::size_t n) { make(n); }); });
     if (engine == "threads") return timed([&] { on_threads(depth, [&](std::size_t n) { whole(write, n); }); });
@@ -172,6 +175,11 @@ private:
     close(write, n, fd);
   }
 
+  void sum(std::size_t n) const {
+    static std::atomic<std::uint32_t> kept;  // so that the pass is not left out
+    kept.store(ucm::crc32c(memory(n), bytes_), std::memory_order_relaxed);
+  }
+
   void make(std::size_t n) const {
     const int fd = create(path(n));
     move(true, n, fd);
@@ -190,7 +198,7 @@ private:
   const std::size_t count_, bytes_;
   std::vector<int> fd_;
   char *memory_;
-  unsigned generation_ = 0;
+  unsigned generation_ = 0, written_ = 0, read_ = 0;
 };
 
 // One io_uring with `depth` places, mapped the plain way.
