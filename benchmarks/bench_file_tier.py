@@ -114,7 +114,7 @@ def bars(costs: dict[str, list[Cost]], size_bytes: int) -> list[Bar]:
     """The rate against the fastest engine, the processor time against bare call and checksum."""
     name, best = best_of([(name, costs[name]) for name in ENGINES if name in costs])
     bar, made, whole = (
-        [_sum(each) for each in zip(calls, costs["checksum"], strict=True)]
+        [sum_of(each) for each in zip(calls, costs["checksum"], strict=True)]
         for calls in (costs["bare"], costs["made"], best)
     )
     processor = processor_per_gb(size_bytes)
@@ -126,7 +126,8 @@ def bars(costs: dict[str, list[Cost]], size_bytes: int) -> list[Bar]:
     ]
 
 
-def _sum(costs: tuple[Cost, ...]) -> Cost:
+def sum_of(costs: tuple[Cost, ...]) -> Cost:
+    """One round after the other."""
     return Cost(sum(cost.wall_s for cost in costs), sum(cost.processor_s for cost in costs))
 
 

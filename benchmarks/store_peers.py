@@ -23,9 +23,11 @@ import numpy as np
 
 from benchmarks.frame import Round, timed
 from benchmarks.rig import WAIT_S, page_memory
+from ucm_core.ops.config import CacheConfig
 from ucm_core.store.geometry import Geometry
 
-THREADS = 2
+THREADS = CacheConfig().thread_count()
+"""As many as ours has, for whoever lets that be chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class StorePeer:
 
 
 def vllm_files(folder: Path, objects: int, unit_bytes: int) -> StorePeer:
-    """The file calls of vLLM's offload tier on two threads: O_DIRECT, temporary name, rename; no checksum."""
+    """The file calls of vLLM's offload tier: O_DIRECT, temporary name, rename; no checksum."""
     calls = importlib.import_module("vllm.v1.kv_offload.tiering.fs.io")
     memory = page_memory(objects, Geometry(1, unit_bytes)).reshape(-1).data
     offsets = [unit_bytes * n for n in range(objects)]
@@ -169,6 +171,7 @@ def _after(first: Callable[[], object], round_: Round) -> Round:
 def _lmcache_host(folder: Path, objects: int, unit_bytes: int) -> tuple[Any, Callable[[int], list[Any]]]:
     """The host memory of LMCache, large enough for four rounds, and keys of a round."""
     torch = importlib.import_module("torch")
+    torch.set_num_threads(1)  # those that have shared a copy go on spinning, in whoever's turn comes next
     config = importlib.import_module("lmcache.v1.config").LMCacheEngineConfig
     metadata = importlib.import_module("lmcache.v1.metadata").LMCacheMetadata
     backend = importlib.import_module("lmcache.v1.storage_backend.local_cpu_backend").LocalCPUBackend
