@@ -7,13 +7,13 @@ checksum over memory that no cache holds, both with as many threads as ours. The
 open, and a new one where it writes. An object has a unit for each layer of its model, and is moved by one
 call: it has the limit. One of a single unit pays for a file of its own, which is in no bare call, and has
 none. What the file system takes to make, close and rename a file is told beside; so is what remains without
-the name that they get at last. All of them move bytes between the disk and memory that is shared between
-processes.
+the name that they get at last.
 
 Ours is measured with both of its engines. Folders are there already, as in any root that is in use: keys are
-such that one is needed. No round reads what another has read lately. No file is removed before the end (45 GB
-by then): file systems that hesitate to use again what was freed a moment ago would make whoever comes next
-pay for it.
+such that 16 are needed. All have their files in the same folders and move the memory of one ring: in one
+place of a disk, or with pages that happen to lie side by side, transfers may be twice as fast as in another.
+No round reads what another has read lately. No file is removed before the end (45 GB by then): file systems
+that hesitate to use again what was freed a moment ago would make whoever comes next pay for it.
 """
 
 from __future__ import annotations
@@ -69,14 +69,16 @@ def of(size: str, folder: Path, geometry: Geometry) -> Iterator[Figure]:
     """Both ways for one size."""
     objects = max(LEAST_OBJECTS, LEAST_BYTES // geometry.payload_bytes)
     with (
-        Rig(folder / "root", geometry, slots=3 * objects) as rig,
-        Rig(folder / "uring", geometry, slots=3 * objects, uring=True) as second,
-        neighbour(folder / "plain", objects, geometry.object_bytes) as files,
-        neighbour(folder / "units", objects * geometry.shards, geometry.stride) as units,
+        Rig(folder / "root", geometry, slots=4 * objects) as rig,
+        Rig(folder / "root", geometry, slots=4 * objects, ring_name=rig.ring_name, uring=True) as second,
+        Neighbour.on_files(rig, objects, geometry.object_bytes) as files,
+        Neighbour.on_files(rig, objects * geometry.shards, geometry.stride) as units,
     ):
         if not rig.root.direct:
             raise SystemExit(f"{folder} takes no O_DIRECT: nothing cold can be measured here")
-        ours = {"threads": OurFiles(rig, objects), "uring": OurFiles(second, objects)}
+        full, seeds = some_keys(objects), itertools.count(1)
+        rig.keep(full, page_memory(objects, geometry))
+        ours = {"threads": OurFiles(rig, full, seeds), "uring": OurFiles(second, full, seeds)}
         for way, verb in {"save": "write", "load": "read"}.items():
             own = {engine: getattr(each, way) for engine, each in ours.items()}
             costs = in_turns(own | rounds(verb, files, units, threads=rig.pool.threads), TURNS)
@@ -86,12 +88,6 @@ def of(size: str, folder: Path, geometry: Geometry) -> Iterator[Figure]:
                 for theirs, peer, limit, measure in held:
                     most = limit if geometry.shards > 1 else None
                     yield compare(what, costs[engine], theirs, peer=peer, limit=most, measure=measure)
-
-
-def neighbour(folder: Path, count: int, size_bytes: int) -> Neighbour:
-    """One whose files are so many and so large."""
-    folder.mkdir()
-    return Neighbour("files", str(folder), str(count), str(size_bytes))
 
 
 def rounds(verb: str, files: Neighbour, units: Neighbour, *, threads: int) -> dict[str, Round]:
@@ -132,20 +128,16 @@ def sum_of(costs: tuple[Cost, ...]) -> Cost:
 
 
 class OurFiles:
-    """The store's own way between slots of its ring and the medium."""
+    """The store's own way between slots of its ring and the medium; those of ``full`` are what is saved."""
 
-    def __init__(self, rig: Rig, objects: int) -> None:
-        self._rig, self._objects = rig, objects
-        self._seeds = itertools.count()
+    def __init__(self, rig: Rig, full: np.ndarray, seeds: Iterator[int]) -> None:
+        self._rig, self._objects, self._seeds = rig, len(full), seeds
         self._saved: deque[np.ndarray] = deque()
-        keys = self._new_keys()
-        rig.keep(keys, page_memory(objects, rig.geometry))
-        full = rig.ring.pin(keys)
-        self._addresses = rig.ring.addresses(full.slots)
+        self._addresses = rig.ring.addresses(rig.ring.pin(full).slots)
 
     def _new_keys(self) -> np.ndarray:
         keys = some_keys(self._objects, next(self._seeds))
-        keys[:, 0] = 0  # the first three hex digits name the folder
+        keys[:, 0] = 0  # the first three hex digits name the folder: 000 to 00f
         return keys
 
     def load(self) -> Cost:

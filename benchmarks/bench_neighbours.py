@@ -10,6 +10,7 @@ bytes. Those of one unit have no limit.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -48,10 +49,12 @@ def on_files(size: str, place: Path, geometry: Geometry, *, limit: float | None)
     objects = max(4, FILE_BYTES // geometry.payload_bytes)
     figure = partial(compare, measure=processor_per_gb(objects * geometry.payload_bytes))
     with (
-        Rig(place / "files", geometry, slots=3 * objects) as rig,
-        Neighbour("files", str(place), str(objects), str(geometry.payload_bytes)) as plain,
+        Rig(place / "files", geometry, slots=4 * objects) as rig,
+        Neighbour.on_files(rig, objects, geometry.payload_bytes) as plain,
     ):
-        ours = OurFiles(rig, objects)
+        full = some_keys(objects)
+        rig.keep(full, page_memory(objects, geometry))
+        ours = OurFiles(rig, full, itertools.count(1))
         check = plain.round(f"checksum checksum {THREADS}")
         for name, peer in installed(FILES, place, objects, geometry.payload_bytes):
             for way in ("save", "load"):

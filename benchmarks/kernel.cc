@@ -3,14 +3,16 @@
 //
 //   claims COUNT            claim and release as many hits, key by key
 //   access FILE             access() of every path in FILE
-//   files FOLDER COUNT BYTES
+//   files FOLDER COUNT BYTES MEMORY BEGIN
 //     write|read threads N   N threads; a file is opened, moved in one call with O_DIRECT, closed (and renamed)
 //     write|read uring N     the same with N transfers under way in one io_uring; no answer where it is refused
 //     write|read bare N      N threads, nothing but the calls that move bytes
 //     write new N            N threads; a file is made, written and closed, and has its name already
 //     write checksum N       N threads, nothing but a pass of the checksum over the memory
-//   The memory is shared between processes, as a ring's is. Each writing round makes new files, and each reading
-//   round reads those of another, the first of them first.
+//   MEMORY is the file of a ring, whose slots begin at byte BEGIN: transfers are twice as fast to pages that happen
+//   to lie side by side, so this writes out of the first slots, as ours, and reads into those behind them. Files
+//   lie in the folders 000 to 00f of FOLDER, where a disk may be faster or slower than elsewhere, and ours may too.
+//   Each writing round makes new files, and each reading round reads those of another, the first of them first.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -29,6 +31,7 @@
 #include <fcntl.h>
 #include <linux/io_uring.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -107,15 +110,16 @@ void access_all(const char *list) {
 
 class Files {
 public:
-  Files(std::string folder, std::size_t count, std::size_t bytes)
+  Files(std::string folder, std::size_t count, std::size_t bytes, const char *memory, off_t begin)
       : folder_(std::move(folder)), count_(count), bytes_(bytes), fd_(count, -1) {
-    const int fd = memfd_create("ucm-bench", MFD_CLOEXEC);
-    require(fd >= 0 && ftruncate(fd, static_cast<off_t>(count * bytes)) == 0, "memfd");
-    void *const memory = mmap(nullptr, count * bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    require(memory != MAP_FAILED, "memory");
+    const int fd = ::open(memory, O_RDWR | O_CLOEXEC);
+    require(fd >= 0, memory);
+    void *const mapped = mmap(nullptr, kRegions * count * bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, begin);
+    require(mapped != MAP_FAILED, memory);
     ::close(fd);
-    memory_ = static_cast<char *>(memory);
-    std::memset(memory_, 0x5A, count * bytes);
+    memory_ = static_cast<char *>(mapped);
+    for (std::size_t n = 0; n < kFolders; ++n)
+      require(mkdir(below(n).c_str(), 0777) == 0 || errno == EEXIST, below(n));
   }
 
   void run(std::istringstream &words) {
@@ -124,6 +128,7 @@ public:
     words >> way >> engine >> depth;
     const bool write = way == "write";
     if (engine == "checksum") return timed([&] { on_threads(depth, [&](std::size_t n) { sum(n); }); });
+    region_ = write ? 0 : 1 + read_ % (kRegions - 1);
     generation_ = write ? ++written_ : read_++ % written_ + 1;
     if (engine == "bare") return bare(write, depth);
     if (engine == "new") return timed([&] { on_threads(depth, [&](std::size_t n) { make(n); }); });
@@ -132,9 +137,14 @@ public:
   }
 
 private:
-  std::string path(std::size_t n) const { return folder_ + "/" + std::to_string(generation_) + "-" + std::to_string(n); }
+  static constexpr std::size_t kFolders = 16, kRegions = 3;
+
+  std::string below(std::size_t n) const { return folder_ + "/00" + "0123456789abcdef"[n % kFolders]; }
+  std::string path(std::size_t n) const {
+    return below(n) + "/" + std::to_string(getpid()) + "-" + std::to_string(generation_) + "-" + std::to_string(n);
+  }
   std::string temporary(std::size_t n) const { return path(n) + ".tmp"; }
-  char *memory(std::size_t n) const { return memory_ + n * bytes_; }
+  char *memory(std::size_t n) const { return memory_ + (region_ * count_ + n) * bytes_; }
 
   void on_threads(std::size_t threads, const std::function<void(std::size_t)> &work) const {
     std::atomic<std::size_t> next{0};
@@ -198,7 +208,7 @@ private:
   const std::size_t count_, bytes_;
   std::vector<int> fd_;
   char *memory_;
-  unsigned generation_ = 0, written_ = 0, read_ = 0;
+  unsigned region_ = 0, generation_ = 0, written_ = 0, read_ = 0;
 };
 
 // One io_uring with `depth` places, mapped the plain way.
@@ -280,8 +290,8 @@ int main(int count, char **words) {
     const std::string what = count > 2 ? words[1] : "";
     if (what == "claims") claims(static_cast<std::uint32_t>(std::stoul(words[2])));
     if (what == "access") access_all(words[2]);
-    if (what == "files" && count > 4) {
-      Files files(words[2], std::stoul(words[3]), std::stoul(words[4]));
+    if (what == "files" && count > 6) {
+      Files files(words[2], std::stoul(words[3]), std::stoul(words[4]), words[5], std::stol(words[6]));
       each_line([&](std::istringstream &line) { files.run(line); });
     }
     return 0;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from benchmarks.frame import Cost, Round
 from ucm_core.flow.copy import BufferBlocks
 from ucm_core.ops.config import CacheConfig
-from ucm_core.store import names
+from ucm_core.store import names, region
 from ucm_core.store.block import BlockStore
 from ucm_core.store.files import FileTier
 from ucm_core.store.geometry import Geometry
@@ -70,11 +71,12 @@ class Rig:
         uring: bool = False,
     ) -> None:
         self.geometry = geometry
+        self.ring_name = ring_name or f"bench-{secrets.token_hex(8)}"
         self.root = CacheRoot(folder, uring=uring).open()
         row = self.root.path / ("0" * 32) / f"{geometry.shards}-{geometry.shard_bytes}"
         self.files = FileTier(row, geometry, row_seed=b"", segment="hx", root=self.root)
         self.ring = Ring.open(
-            ring_name,
+            self.ring_name,
             slots=slots,
             payload_bytes=geometry.payload_bytes,
             geometry_digest=geometry.digest,
@@ -119,6 +121,14 @@ class Neighbour:
         self._process = subprocess.Popen(
             [_compiled(), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+
+    @classmethod
+    def on_files(cls, rig: Rig, count: int, size_bytes: int) -> Self:
+        """One whose files are so many and so large, in the folders and the ring of a store."""
+        rig.files.directory.mkdir(parents=True, exist_ok=True)
+        memory = region.DIRECTORY / f"ucm-{os.geteuid()}-{rig.ring_name}"
+        begin = memory.stat().st_size - rig.ring.slots * rig.geometry.payload_bytes  # payloads come last
+        return cls("files", str(rig.files.directory), str(count), str(size_bytes), str(memory), str(begin))
 
     def __enter__(self) -> Self:
         return self
