@@ -9,6 +9,7 @@ SGLang.
 | unpinned host pools | memory that CUDA registers, so that a device reaches it |
 | MLA on `torch_native` | the attention backends that know latent entries on a GPU |
 | slots of windows | the attention backends that know SGLang's window pools on a GPU |
+| `ucm_sglang_new_queries` | the attention backends that compute new queries only; where it is asked for |
 
 `torch_native` writes the entries of window layers to translated slots and reads them at untranslated ones:
 cold runs look right while both agree, a reload gives wrong tokens. The last double translates for reads too.
@@ -20,6 +21,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
+
+import ucm_sglang_new_queries  # type: ignore[import-not-found] # beside this file, where SGLang finds both
 
 POOL_HOSTS = ("mha", "mla", "mamba", "dsa", "base", "unified", "qsa", "page_unified")
 """The modules of `sglang.srt.mem_cache.pool_host` that look the kernels up among their globals."""
@@ -39,6 +42,7 @@ def install() -> None:
     _copy_in_torch()
     _leave_memory_unpinned()
     _attend_to_latents()
+    ucm_sglang_new_queries.install()
     _attend_to_windows()
 
 
