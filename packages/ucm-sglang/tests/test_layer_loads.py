@@ -35,7 +35,7 @@ def test_every_layer_is_asked_for_at_once_the_first_most_urgently():
     loads = Loads()
     assert loads.rows["full"].submitted == [(0, 0), (1, 1)]
     assert loads.rows["window"].submitted == [(0, 1)]  # and the other of its layers, by the same call
-    assert loads.rows["state"].submitted == [(0, 4)]
+    assert loads.rows["state"].submitted == [(0, 1)]
     loads.batch.give_up()
 
 

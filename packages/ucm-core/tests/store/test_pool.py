@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import weakref
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -62,6 +64,37 @@ def test_copies_are_done_while_a_medium_keeps_every_thread(kept_by: Priority, th
             pool.submit(Priority.COPY, copied.release)
         assert all(copied.acquire(timeout=WAIT_S) for _ in range(2))
     go.set()
+    assert pool.close(WAIT_S)
+
+
+@pytest.mark.parametrize(("processors", "most"), [(None, 1), (1, 1), (2, 1), (4, 2), (64, 3)])
+def test_copies_keep_no_more_threads_than_half_of_the_processors(
+    monkeypatch: pytest.MonkeyPatch, processors: int | None, most: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    pool, copying, go = IoPool(3), threading.Semaphore(0), threading.Event()
+    loaded, copied = threading.Event(), threading.Semaphore(0)
+    for _ in range(5):
+        pool.submit(Priority.COPY, lambda: (copying.release(), go.wait(WAIT_S), copied.release(), None)[3])
+    assert all(copying.acquire(timeout=WAIT_S) for _ in range(most))
+    if most < 3:  # another thread is free, and takes what may begin
+        pool.submit(Priority.LOAD, loaded.set)
+        assert loaded.wait(WAIT_S)
+    assert (pool.copy_threads, copying.acquire(blocking=False)) == (most, False)
+    go.set()
+    assert all(copied.acquire(timeout=WAIT_S) for _ in range(5))
+    assert pool.close(WAIT_S)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_nothing_of_a_burst_is_left_lying(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    pool, random = IoPool(threads), Random(threads)
+    for _ in range(200):
+        done, count = threading.Semaphore(0), random.randint(1, 12)
+        for _ in range(count):
+            pool.submit(random.choice([Priority.COPY, Priority.LOAD, Priority.WRITE]), done.release)
+        assert all(done.acquire(timeout=WAIT_S) for _ in range(count))
     assert pool.close(WAIT_S)
 
 

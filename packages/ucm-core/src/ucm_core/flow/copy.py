@@ -210,12 +210,17 @@ class _Pieces:
         """The pieces of ``index[i]``, renumbered to payload ``i``; None = all, and their own numbers."""
         if index is None:
             return self._sorted
-        begin = np.searchsorted(self._sorted[:, 0], index, side="left")
-        count = np.searchsorted(self._sorted[:, 0], index, side="right") - begin
-        # object i has the rows [begin[i], begin[i] + count[i]); all of them flattened: begin plus a running
-        # offset
+        first = int(index[0]) if len(index) else 0
+        if np.array_equal(index, np.arange(first, first + len(index))):  # most often
+            begin, end = np.searchsorted(self._sorted[:, 0], (first, first + len(index)))
+            together: Int64s = self._sorted[begin:end]
+            return together - (first, 0, 0, 0, 0) if first else together
+        begins = np.searchsorted(self._sorted[:, 0], index, side="left")
+        count = np.searchsorted(self._sorted[:, 0], index, side="right") - begins
+        # object i has the rows [begins[i], begins[i] + count[i]); all of them flattened: begins plus a
+        # running offset
         offset = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
-        selected: Int64s = self._sorted[np.repeat(begin, count) + offset]
+        selected: Int64s = self._sorted[np.repeat(begins, count) + offset]
         selected[:, 0] = np.repeat(np.arange(len(index)), count)
         return selected
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ucm_core.flow.handles import ComputeEvent, UnitLoad, UnitSave
 from ucm_core.flow.layers import LayerShards, Shard, Shards, runs
+from ucm_core.flow.ticket import Codes, ResultCode
 from ucm_core.ops import metrics
 from ucm_core.ops.quiet import quiet_logger
 
@@ -26,6 +27,8 @@ _log = quiet_logger(__name__)
 _P = ParamSpec("_P")
 _cancel, _seal, _abandon = methodcaller("cancel"), methodcaller("seal"), methodcaller("abandon")
 """Of a handle, looked up where `tried` catches what that raises."""
+
+_PENDING = np.uint8(ResultCode.PENDING)
 
 Mask = npt.NDArray[np.bool_]
 Failed = Mapping[str, Mask]
@@ -86,7 +89,8 @@ class RunningLoad:
         """When its last layer began to compute."""
         self._given_up = False
         self._broken = False
-        self._settled: set[Shard] = set()
+        self._landed: set[Shard] = set()  # their codes are known: none of them changes
+        self._settled: set[Shard] = set()  # and a layer waited for them
         self._failed: dict[str, Mask] = {row: np.zeros(0, dtype=np.bool_) for row in load.rows}
         for row in load.rows:
             self._broken |= not tried(self._count_objects, row)
@@ -128,7 +132,8 @@ class RunningLoad:
         """
         for shard in layer.needs:
             if shard[0] in self.rows and shard not in self._settled:
-                self._broken |= not tried(self._settle, shard, 0.0 if self._given_up else left_s())
+                if shard not in self._landed:  # most often it landed with one that was waited for before
+                    self._broken |= not tried(self._settle, shard, 0.0 if self._given_up else left_s())
                 self._settled.add(shard)  # not before: another thread in this hook would not wait
 
     def give_up(self) -> None:
@@ -150,7 +155,7 @@ class RunningLoad:
             for handle in self.rows.values():
                 self._broken |= not tried(wait_for, handle, left_s())
         for row in self.rows:
-            self._broken |= not tried(self._note, row, slice(None))
+            self._broken |= not tried(self._note_all, row)
         if self._broken:
             return {row: np.ones_like(mask) for row, mask in self._failed.items()}
         return {row: mask for row, mask in self._failed.items() if mask.any()}
@@ -158,14 +163,19 @@ class RunningLoad:
     def _settle(self, shard: Shard, timeout_s: float) -> None:
         row, number = shard
         in_time = self.rows[row].ticket.wait(timeout_s, shard=number)
-        self._note(row, slice(number, number + 1))
+        codes = self.rows[row].ticket.results
+        known = ~(codes == _PENDING).any(axis=0)
+        self._landed.update((row, each) for each in np.flatnonzero(known).tolist())
+        self._note(row, codes[:, number : number + 1])
         if not in_time and not self._given_up:
             _log.warning("request %s: unit %d of row %s did not come in time", self.request, number, row)
             self.give_up()
 
-    def _note(self, row: str, shards: slice) -> None:
+    def _note_all(self, row: str) -> None:
+        self._note(row, self.rows[row].ticket.results)
+
+    def _note(self, row: str, codes: Codes) -> None:
         """What has no good code by now has failed, whatever comes later."""
-        codes = self.rows[row].ticket.results[:, shards]
         if np.count_nonzero(codes):  # of `ResultCode.OK`, most often, there is nothing to note
             self._failed[row] |= codes.any(axis=1)
 

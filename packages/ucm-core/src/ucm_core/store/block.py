@@ -46,6 +46,7 @@ from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome, RingStatistics, Touch
 from ucm_core.store.saving import Save
 from ucm_core.store.tiers import (
+    COPY_CHUNKS,
     KeyBatch,
     Room,
     Tiers,
@@ -65,8 +66,6 @@ _INTERRUPTED_WAIT_S = 30.0
 INLINE_BYTES = 32 << 20
 """What a load copies on its caller's thread: one to three milliseconds. To share the work costs half of one,
 and one thread is often as fast as the memory is."""
-COPY_CHUNKS = 4
-"""Pieces of a load are larger by this where the ring holds them: a copy is so fast that its call counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ class Priority(IntEnum):
     BACKGROUND = 7
 
 
+_IN_ORDER = tuple(Priority)
+
 Work = Callable[[], None]
 _Queue = list[tuple[int, int, Work]]  # a heap of (rank, number, work)
 
@@ -55,6 +57,7 @@ class IoPool:
         self._numbers = itertools.count()
         self._most = dict.fromkeys(Priority, threads)
         self._most[Priority.WRITE] = min(threads, write_threads or max(1, threads - 1))
+        self._most[Priority.COPY] = max(1, min(threads, (os.cpu_count() or 1) // 2))
         self._busy = dict.fromkeys(Priority, 0)
         self._threads: list[threading.Thread] = []
         self._idle = 0
@@ -68,11 +71,11 @@ class IoPool:
 
     @property
     def copy_threads(self) -> int:
-        """Among how many threads one copy of memory is shared: those of half of the processors.
+        """The most threads that copy memory at the same time: those of half of the processors.
 
         Two processors are seldom faster than the memory of one, and wait for it at twice the cost.
         """
-        return max(1, min(self._limit, (os.cpu_count() or 1) // 2))
+        return self._most[Priority.COPY]
 
     @property
     def write_threads(self) -> int:
@@ -93,7 +96,8 @@ class IoPool:
                 self._start()
             if not self._threads:
                 return False
-            self._changed.notify()
+            if self._busy[priority] + len(self._queues[priority]) < self._most[priority]:
+                self._changed.notify()  # else enough of them were told, and who ends such work takes this
             heappush(self._queues[priority], (rank, next(self._numbers), work))
             spare = self._find_spare(priority)
         if spare is not None:
@@ -141,6 +145,8 @@ class IoPool:
         """Run what is queued of this priority on this thread."""
         while (work := self._take_queued(priority)) is not None:
             self._finish(priority, work)
+            with self._changed:
+                self._wake_next()
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=f"ucm-io-{len(self._threads)}", daemon=True)
@@ -178,8 +184,6 @@ class IoPool:
             _log.exception("work on an I/O thread failed")
         with self._changed:
             self._busy[priority] -= 1
-            if self._next() is not None:
-                self._changed.notify()  # a write may have waited for its turn
 
     def _take_queued(self, priority: Priority) -> Work | None:
         with self._changed:
@@ -191,7 +195,16 @@ class IoPool:
             self._changed.wait_for(lambda: self._next() is not None or self._closed)
             self._idle -= 1
             priority = self._next()
-            return None if priority is None else (priority, self._pop(priority))
+            if priority is None:
+                return None
+            work = self._pop(priority)
+            self._wake_next()
+            return priority, work
+
+    def _wake_next(self) -> None:
+        """Wake one more thread where there is more to do: it may have waited for its turn."""
+        if self._next() is not None:
+            self._changed.notify()
 
     def _pop(self, priority: Priority) -> Work:
         self._busy[priority] += 1
@@ -199,4 +212,4 @@ class IoPool:
 
     def _next(self) -> Priority | None:
         """The first kind of work that is queued and may have one more thread."""
-        return next((p for p in Priority if self._queues[p] and self._busy[p] < self._most[p]), None)
+        return next((p for p in _IN_ORDER if self._queues[p] and self._busy[p] < self._most[p]), None)

@@ -25,6 +25,9 @@ from ucm_core.store.rotation import rotated
 CHUNK_BYTES = 32 << 20
 """Payload bytes that one piece of I/O work moves: enough for the medium, few enough to share the work."""
 
+COPY_CHUNKS = 4
+"""Pieces of a load are larger by this where the ring holds them: a copy is so fast that its call counts."""
+
 PRIVATE_BYTES = 256 << 20
 """Memory beside the rings that all saves of one cache may hold. Loads hold one piece per I/O thread."""
 

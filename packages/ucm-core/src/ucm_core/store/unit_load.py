@@ -29,7 +29,7 @@ from ucm_core.store.loading import LoadOrder
 from ucm_core.store.payloads import PrivateMemory
 from ucm_core.store.pool import Priority
 from ucm_core.store.ring import Outcome
-from ucm_core.store.tiers import CHUNK_BYTES, copy_each, count_failures
+from ucm_core.store.tiers import CHUNK_BYTES, COPY_CHUNKS, copy_each, count_failures
 from ucm_core.store.unit_states import Taken, UnitStates
 from ucm_core.store.unit_work import SLICE_S, UnitDesk, bytes_of, shard_range
 
@@ -245,6 +245,9 @@ class ShardLoad:
 
     def _take(self, shards: tuple[int, int], *, here: bool) -> Taken | None:
         limit = max(1, CHUNK_BYTES // ((shards[1] - shards[0]) * self._geometry.stride))
+        if here:  # as `Tiers.chunks` cuts copies
+            share = max(limit, -(-len(self._everything) // self._tiers.pool.copy_threads))
+            limit = min(COPY_CHUNKS * limit, share)
         with self._lock:
             return self._states.take(shards, limit, here=here)
 
