@@ -313,7 +313,7 @@ def test_a_store_that_raises_keeps_nothing_and_the_step_goes_on(world, grew, mon
     monkeypatch.setattr(type(store), "begin_save", lambda *_args, **_more: 1 / 0)
     world.step(asked())
     monkeypatch.undo()
-    assert refused(world, grew, Outcome.WEIGHTS)
+    assert refused(world, grew, Outcome.FAILED)
 
 
 def test_pages_of_nobody_else_are_touched(world):

@@ -31,7 +31,7 @@ from ucm_core.spec.keys import Keys
 from ucm_sglang.page_cache import Pages, View
 from ucm_sglang.prefills import Prefill, agrees, is_prefill, prefills_of, special, whole_pages
 
-__all__ = ["NOT_SAVED", "REST_S", "STEP_WAIT_S", "LayerSaves", "LinkedSave", "Outcome"]
+__all__ = ["NOT_BEGUN", "NOT_SAVED", "REST_S", "STEP_WAIT_S", "LayerSaves", "LinkedSave", "Outcome"]
 
 STEP_WAIT_S = 1.0
 """How long a step waits for its saves, all together."""
@@ -104,7 +104,10 @@ class LinkedSave:
 
 
 NOT_SAVED = LinkedSave()
-"""One of nothing."""
+"""One of nothing: nothing is cached now."""
+NOT_BEGUN = LinkedSave()
+"""One of nothing, because something raised."""
+_WITHOUT_SAVE = {NOT_SAVED: Outcome.WEIGHTS, NOT_BEGUN: Outcome.FAILED}
 
 
 class Keeper(Protocol):
@@ -115,7 +118,7 @@ class Keeper(Protocol):
         """By layer what of the rows is final once it has computed."""
 
     def begin_save(self, requests: Sequence[Pages]) -> LinkedSave:
-        """Begin to keep pages of some requests layer by layer; `NOT_SAVED`: nothing is kept."""
+        """Begin to keep pages of some requests layer by layer; `NOT_SAVED`, `NOT_BEGUN`: nothing is kept."""
 
     def is_current(self, view: View | None) -> bool:
         """Whether a view is of the weights that SGLang computes with."""
@@ -226,7 +229,7 @@ class LayerSaves:
         if not agrees(step.prefills, forward):
             return Outcome.TOKENS
         step.save = self._keeper.begin_save(step.pages)
-        return Outcome.WEIGHTS if step.save is NOT_SAVED else Outcome.SAVED
+        return _WITHOUT_SAVE.get(step.save, Outcome.SAVED)
 
     def _settle(self, step: _Step) -> Outcome:
         """Keep all of it or nothing; what became of it."""

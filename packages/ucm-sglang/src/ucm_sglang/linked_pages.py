@@ -28,7 +28,7 @@ from ucm_core.spec.model import Model
 from ucm_position_key import KeyView
 from ucm_sglang.asker import ASK_S, Asker
 from ucm_sglang.layer_loads import LOADS_WAIT_S, LinkedLoad, LoadBatch, plan_of
-from ucm_sglang.layer_saves import NOT_SAVED, LinkedSave
+from ucm_sglang.layer_saves import NOT_BEGUN, NOT_SAVED, LinkedSave
 from ucm_sglang.offloads import NOT_KEPT, OFFLOAD_WAIT_S, Offload
 from ucm_sglang.page_cache import KV_POOL, PageCache, Pages, PoolMemory, View, keys_before
 from ucm_sglang.restorable import Demand, Restorable, needed_pages, restorable
@@ -143,7 +143,7 @@ class LinkedPages(PageCache):
         except Exception as error:  # noqa: BLE001 (the border: this is not saved, the forward goes on)
             border.failed("save", error)
             LinkedSave(view, handles=handles, keys=keys).give_up()
-            return NOT_SAVED
+            return NOT_BEGUN
         return LinkedSave(view, handles=handles, keys=keys)
 
     def is_current(self, view: View | None) -> bool:
