@@ -156,6 +156,14 @@ def test_work_that_raises_costs_no_thread(error: type[Exception]) -> None:
     pool.close(WAIT_S)
 
 
+@pytest.mark.parametrize("timeout_s", [1e10, 1e300, float("inf")])
+def test_a_pool_waits_for_its_end_any_number_of_seconds(timeout_s: float) -> None:
+    pool, done = IoPool(1), []
+    pool.submit(Priority.WRITE, lambda: done.append(1))
+    assert pool.close(timeout_s)
+    assert done == [1]
+
+
 def test_a_pool_may_be_closed_by_its_own_work() -> None:
     pool, ended = IoPool(1), []
     pool.submit(Priority.LOAD, lambda: ended.append(pool.close(WAIT_S)))

@@ -123,10 +123,10 @@ class IoPool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                thread.join(_left_s(deadline))
         ended = not any(thread.is_alive() for thread in self._threads)
         for pool in spare:
-            ended &= pool.close(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            ended &= pool.close(_left_s(deadline))
         return ended
 
     def _find_spare(self, priority: Priority) -> IoPool | None:
@@ -213,3 +213,8 @@ class IoPool:
     def _next(self) -> Priority | None:
         """The first kind of work that is queued and may have one more thread."""
         return next((p for p in _IN_ORDER if self._queues[p] and self._busy[p] < self._most[p]), None)
+
+
+def _left_s(deadline: float | None) -> float | None:
+    """Seconds until then, as many as a thread can wait; None = without end."""
+    return None if deadline is None else min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
