@@ -31,6 +31,13 @@ def test_a_load_without_a_target_says_what_to_call_instead(tmp_path: Path) -> No
     assert store.statistics().working == 0
 
 
+def test_a_save_without_a_source_says_what_to_call_instead(tmp_path: Path) -> None:
+    store = open_store(tmp_path, Geometry(1, 4096))
+    with pytest.raises(LayoutError, match="use reserve"):
+        store.save(keys_of(1), None)  # type: ignore[arg-type]
+    assert store.statistics().working == 0
+
+
 @pytest.mark.parametrize("policy", ["", "random", None, 3])
 def test_a_policy_that_no_ring_has_is_refused_with_those_it_has(policy: object) -> None:
     with pytest.raises(ConfigError, match="choose one of clock, fifo, lru, sieve"):

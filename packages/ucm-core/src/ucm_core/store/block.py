@@ -52,6 +52,7 @@ from ucm_core.store.tiers import (
     Tiers,
     check_batch,
     check_keys,
+    check_source,
     check_target,
     count_failures,
     log,
@@ -186,6 +187,7 @@ class BlockStore:
         ``absent``: the caller has just looked and found none of the keys, so the medium is not asked again;
         an object that came there meanwhile is gathered for the ring, and not written a second time.
         """
+        check_source(source)
         batch = KeyBatch(keys, parents)
         ticket = Ticket(batch.count, self.geometry.shards, durable=True)
         save = Save(self._tiers, self._writer, batch, ticket, source=source)

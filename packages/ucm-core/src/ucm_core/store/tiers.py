@@ -141,6 +141,12 @@ def check_target(target: object) -> None:
         raise LayoutError("a load has no target; give one, or use prefetch to bring blocks into the ring")
 
 
+def check_source(source: object) -> None:
+    """Raise LayoutError where a save has nothing to keep."""
+    if source is None:
+        raise LayoutError("a save has no source; give one, or use reserve to write a block in place")
+
+
 class KeyBatch:
     """The distinct keys of a batch, numbered in order of first appearance, and where each of them stands.
 
