@@ -20,6 +20,8 @@ MOST_S = 10e-6
 class LandedLoad:
     """A double of a load whose every unit was there before it was asked for."""
 
+    together = 1
+
     def __init__(self) -> None:
         self.ticket = Ticket(1, LAYERS, durable=False)
         self.ticket.settle([0], ResultCode.OK)

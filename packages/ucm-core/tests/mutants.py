@@ -45,8 +45,10 @@ LEASES, COMPLETIONS = "coordinator/test_leases.py", "coordinator/test_completion
 RETENTION = "coordinator/test_retention.py"
 PIPELINE = "flow/test_pipeline.py::"
 LOADS, SAVES, SHARED = PIPELINE + "TestLoads", PIPELINE + "TestSaves", PIPELINE + "TestSharedTensors"
+MEMORY = "flow/test_loads_in_memory.py"
 HOOKLESS, QUEUES = PIPELINE + "TestHooksThatDoNotCome", PIPELINE + "TestQueues"
 DUE = "flow/test_lookahead.py::test_due_is_what_an_oracle_says"
+JOINED = "flow/test_lookahead.py::test_neighbours_are_joined_as_an_oracle_says"
 DEPTH = "flow/test_lookahead.py::test_as_many_layers_as_a_load_takes"
 KEYS, ALL_KEYS, IDENTITY = "test_keys_cases.py", "test_keys.py", "test_identity.py"
 
@@ -287,6 +289,8 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
     ],
     "flow/lookahead.py": [
         ("drop what a full queue has no room for", "and room > 0", "", (QUEUES, DUE)),
+        ("the first layer waits for others", "return together if begin else 1", "return together", (JOINED,)),
+        ("join what is waited for with what is not", "if urgent <= begin and", "if", (JOINED,)),
         ("an even depth for all", "max(LEAST_DEPTH, math.ceil(load_s / compute_s))", "LEAST_DEPTH", (DEPTH,)),
     ],
     "flow/step.py": [
@@ -298,10 +302,17 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         ),
         (
             "believe what landed too late",
-            "        self._note(row, slice(number, number + 1))\n",
+            "        self._note(row, codes[:, number : number + 1])\n",
             "",
             (LOADS,),
         ),
+        (
+            "believe a row once a unit came",
+            "known = ~(codes == _PENDING).any(axis=0)",
+            "known = codes.any(axis=0) | True",
+            (LOADS,),
+        ),
+        ("suit one row only", "min(self.together, handle.together)", "handle.together", (MEMORY,)),
         (
             "wait for a slow request in each layer",
             "0.0 if self._given_up else left_s()",
@@ -330,6 +341,7 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
             "            if False:\n",
             (SAVES,),
         ),
+        ("at once for each of many", "if len(loads) == 1 and", "if", (MEMORY,)),
         (
             "always ready",
             "return all(load.landed(self._plan[position]) for load in mine)",
@@ -338,8 +350,8 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         ),
         (
             "wait before the next is submitted",
-            "min(last, load.urgent + step.depth)",
-            "min(last, load.urgent)",
+            "self._backlog(load, load.urgent + step.depth)",
+            "self._backlog(load, load.urgent)",
             (LOADS,),
         ),
     ],

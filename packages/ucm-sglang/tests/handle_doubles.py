@@ -15,6 +15,8 @@ KEYS = np.arange(2, dtype=np.uint8)[:, None].repeat(32, axis=1)
 class HandleDouble:
     """Stands for a `UnitLoad` of two objects: says what is asked of it, brings nothing by itself."""
 
+    together = 1
+
     def __init__(self, shards):
         self.ticket = Ticket(len(KEYS), shards, durable=False)
         self.submitted, self.cancelled = [], False

@@ -177,6 +177,18 @@ def test_a_step_that_was_never_ended_fails_with_the_next(engines: Any) -> None:
     assert reader.worker.open_saves == 0
 
 
+def test_what_no_layer_waited_for_fails_with_the_next_step_though_it_came(engines: Any) -> None:
+    _, reader = written(engines)
+    reader.worker.start_loads(planned := plan_load(reader, request(300)))
+    tickets = [ticket for load in reader.worker._loads._step for ticket in load.tickets]
+    assert tickets
+    assert all(ticket.ok for ticket in tickets)  # it is small, and in the ring
+    reader.worker.before_layer(plan := reader.plan(), "model.layers.0.self_attn.attn")
+    assert plan is not planned
+    reader.worker.end_step(plan)
+    assert reader.worker.broken_pages(plan) == {7, 8}
+
+
 def test_a_save_that_cannot_begin_leaves_nothing_open(engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> Any:
         raise RuntimeError("a defect")
@@ -205,6 +217,8 @@ def test_a_load_whose_unit_never_comes_is_ended_with_its_step(
 ) -> None:
     class NeverLoads:
         """A double of a `UnitLoad` that brings nothing until it is cancelled."""
+
+        together = 1
 
         def __init__(self, keys: np.ndarray) -> None:
             self.ticket = Ticket(len(keys), 4, durable=False)

@@ -108,7 +108,8 @@ class EventDouble:
 class LoadDouble:
     """A `UnitLoad` whose shard ``k`` takes ``times[k]`` on a medium; None waits for its turn for ever.
 
-    ``bad[k]`` are objects that fail there. ``asked`` records (time, shard) of what was submitted first.
+    ``bad[k]`` are objects that fail there. ``asked`` records (time, shard) of what was submitted first,
+    ``calls`` the shards of each call.
     """
 
     def __init__(
@@ -119,12 +120,15 @@ class LoadDouble:
         times: Sequence[float | None],
         objects: int = 1,
         bad: Mapping[int, Sequence[int]] | None = None,
+        together: int = 1,
     ) -> None:
+        self.together = together
         self._medium, self._world, self._times = medium, world, times
         self._bad = bad or {}
         self._ticket = TicketDouble(world, objects, len(times))
         self._open = set(range(len(times)))
         self.asked: list[tuple[float, int]] = []
+        self.calls: list[list[int]] = []
         self.landed: dict[int, float] = {}
 
     @property
@@ -132,7 +136,8 @@ class LoadDouble:
         return self._ticket
 
     def submit(self, shards: slice, *, urgency: int = 0) -> None:
-        for shard in range(len(self._times))[shards]:
+        self.calls.append(list(range(len(self._times))[shards]))
+        for shard in self.calls[-1]:
             if shard in {known for _, known in self.asked}:
                 continue
             self.asked.append((self._world.now, shard))

@@ -9,10 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ucm_core.errors import ConfigError
-from ucm_core.flow.lookahead import LEAST_DEPTH, MOST_DEPTH, SAMPLES, Backlog, LookAhead, due
+from ucm_core.flow.lookahead import (
+    LEAST_DEPTH,
+    MOST_DEPTH,
+    SAMPLES,
+    Backlog,
+    LookAhead,
+    due,
+    joined,
+    reach_of,
+)
 
 positions = st.integers(0, 8)
-backlogs = st.builds(Backlog, positions, positions, positions)
+backlogs = st.builds(Backlog, positions, positions, positions, st.integers(1, 5))
 times = st.floats(1e-6, 10)
 
 
@@ -38,6 +47,41 @@ def test_what_is_submitted_of_a_load_leaves_no_hole(asked: list[Backlog], room: 
     for load, backlog in enumerate(asked):
         mine = [position for position, index in due(asked, room=room) if index == load]
         assert mine == list(range(backlog.begin, backlog.begin + len(mine)))
+
+
+def slowly_joined(backlog: Backlog, mine: list[int]) -> list[list[int]]:
+    """What is waited for alone, and the first; of the rest as many at a time as go together."""
+    calls: list[list[int]] = []
+    while mine:
+        ahead = mine[0] >= max(1, backlog.urgent)
+        count = 1
+        while ahead and count < backlog.together:
+            count += 1
+        calls.append(mine[:count])
+        mine = mine[count:]
+    return calls
+
+
+@given(st.lists(backlogs, max_size=5), st.integers(-2, 40))
+def test_neighbours_are_joined_as_an_oracle_says(asked: list[Backlog], room: int) -> None:
+    entries = due(asked, room=room)
+    groups = joined(asked, entries)
+    for load, backlog in enumerate(asked):
+        mine = [position for position, index in entries if index == load]
+        calls = [list(group) for group, index in groups if index == load]
+        assert calls == slowly_joined(backlog, mine)
+    begins = [(group.start, load) for group, load in groups]
+    assert begins == sorted(begins)  # the nearest of every load first, as what is due
+
+
+@given(positions, positions, st.integers(1, 5))
+def test_whole_groups_reach_as_far_as_is_asked(begin: int, least: int, together: int) -> None:
+    end = reach_of(begin, least, together=together)
+    ahead = list(range(begin, end))
+    assert end >= max(begin, least)
+    calls = slowly_joined(Backlog(begin, begin, end, together), ahead)
+    assert all(call[0] < least for call in calls), "a group further than is asked for"
+    assert all(len(call) == (together if call[0] else 1) for call in calls), "a group in parts"
 
 
 @given(st.lists(times, max_size=9), st.lists(times, max_size=9))

@@ -121,6 +121,8 @@ class TestACancelledLoadInAStep:
 class ShardDouble:
     """A double of a load of one object and two units, which come when the test says so."""
 
+    together = 1
+
     def __init__(self) -> None:
         self.ticket = Ticket(1, 2, durable=False)
 

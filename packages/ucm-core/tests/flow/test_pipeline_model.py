@@ -88,6 +88,7 @@ class Engine:
                 self.reader, self.world, objects=OBJECTS,
                 times=self.data.draw(st.lists(times, min_size=len(own), max_size=len(own))),
                 bad=self.data.draw(st.dictionaries(st.sampled_from(range(len(own))), objects, max_size=1)),
+                together=self.data.draw(st.integers(1, 4)),
             )) for row, own in ROWS.items()}  # fmt: skip
 
     def new_saves(self) -> dict[str, SaveDouble]:

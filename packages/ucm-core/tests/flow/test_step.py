@@ -24,7 +24,9 @@ def ticket() -> Ticket:
 
 @pytest.fixture
 def load(ticket: Ticket) -> RunningLoad:
-    handle: Any = SimpleNamespace(ticket=ticket, cancel=lambda: ticket.settle_rest(ResultCode.CANCELLED))
+    handle: Any = SimpleNamespace(
+        ticket=ticket, together=1, cancel=lambda: ticket.settle_rest(ResultCode.CANCELLED)
+    )
     return RunningLoad(StepLoad("r", {"full": handle}))
 
 

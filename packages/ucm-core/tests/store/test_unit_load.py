@@ -222,6 +222,88 @@ class _Noting(BufferBlocks):
         super().scatter(index, address, span=span)
 
 
+class TestWhatTheRingHolds:
+    """Copies that wait for no medium: neighbours go together, and a small load at once."""
+
+    def test_as_many_go_together_as_one_piece_of_work_copies(
+        self, store: BlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert store.prefetch(keys_of(1, 2)).wait(WAIT_S)
+        stride = 2 * GEOMETRY.stride  # of both objects
+        sizes = [(5 * stride, 0, 5), (5 * stride - 1, 99 * stride, 4), (0, 4 * stride - 1, 3), (0, 0, 1)]
+        for small, copied, together in sizes:
+            monkeypatch.setattr("ucm_core.store.unit_load.CHUNK_BYTES", small)
+            monkeypatch.setattr("ucm_core.store.unit_load.TOGETHER_BYTES", copied)
+            load = store.begin_load(keys_of(1, 2), BufferBlocks(blank(GEOMETRY, 2)))
+            assert load.together == together, (small, copied)
+            load.cancel()
+
+    def test_each_goes_alone_where_one_object_is_not_there(self, store: BlockStore) -> None:
+        assert store.prefetch(keys_of(1, 2)).wait(WAIT_S)
+        for numbers in ((1, 2, 3), (1, 7)):
+            load = store.begin_load(keys_of(*numbers), BufferBlocks(blank(GEOMETRY, len(numbers))))
+            assert load.together == 1
+            load.cancel()
+
+    @pytest.mark.parametrize("numbers", [(1, 2), (1, 2, 1)])
+    def test_all_of_a_small_load_is_there_when_the_call_returns(
+        self, store: BlockStore, numbers: tuple[int, ...]
+    ) -> None:
+        assert store.prefetch(keys_of(1, 2)).wait(WAIT_S)
+        target = _Where(blank(GEOMETRY, len(numbers)))
+        load = store.begin_load(keys_of(*numbers), target)
+        load.submit(ALL)
+        assert load.ticket.done
+        assert load.ticket.ok
+        assert target.threads == {threading.current_thread()}
+        check(target.payloads, load.ticket.results, *numbers)
+
+    def test_a_part_and_a_large_load_are_copied_by_others(
+        self, store: BlockStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert store.prefetch(keys_of(1, 2)).wait(WAIT_S)
+        for chunk, shards in ((32 << 20, slice(0, 4)), (GEOMETRY.stride, ALL)):
+            monkeypatch.setattr("ucm_core.store.unit_load.CHUNK_BYTES", chunk)
+            load = store.begin_load(keys_of(1, 2), target := _Where(blank(GEOMETRY, 2)))
+            load.submit(shards)
+            assert load.ticket.wait(WAIT_S, shard=3)
+            load.submit(ALL)
+            assert load.ticket.wait(WAIT_S)
+            assert threading.current_thread() not in target.first
+            check(target.payloads, load.ticket.results, 1, 2)
+
+    def test_a_target_that_raises_is_told_object_by_object(self, store: BlockStore) -> None:
+        assert store.prefetch(keys_of(1, 2)).wait(WAIT_S)
+        load = store.begin_load(keys_of(1, 2), FaultyBlocks(out := blank(GEOMETRY, 2), {1}))
+        load.submit(ALL)
+        assert load.ticket.object_results.tolist() == [OK, ResultCode.INVALID]
+        check(out, load.ticket.results, 1, 2)
+
+    def test_what_was_cancelled_or_revoked_is_not_copied(self, store: BlockStore) -> None:
+        assert store.prefetch(keys_of(1, 2)).wait(WAIT_S)
+        for end in ("cancel", "revoke"):
+            load = store.begin_load(keys_of(1, 2), BufferBlocks(out := blank(GEOMETRY, 2)))
+            load.cancel() if end == "cancel" else store.revoke()
+            load.submit(ALL)
+            assert load.ticket.wait(WAIT_S)
+            assert (load.ticket.results == ResultCode.CANCELLED).all()
+            check(out, load.ticket.results, 1, 2)
+
+
+class _Where(BufferBlocks):
+    """A double of engine memory that notes which threads write to it."""
+
+    def __init__(self, payloads: np.ndarray) -> None:
+        super().__init__(payloads)
+        self.threads: set[threading.Thread] = set()
+        self.first: list[threading.Thread] = []
+
+    def scatter(self, index: np.ndarray, address: np.ndarray, *, span: Span | None = None) -> None:
+        self.threads.add(threading.current_thread())
+        self.first = self.first or [threading.current_thread()]
+        super().scatter(index, address, span=span)
+
+
 def test_failures_are_counted_once_per_object(root: Path) -> None:
     damage(root, 2, shard=1)
     store = open_store(root, GEOMETRY)

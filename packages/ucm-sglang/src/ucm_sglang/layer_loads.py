@@ -118,7 +118,7 @@ class LoadBatch:
         self._running = [RunningLoad(each.load) for each in self._loads]
         for position, layer in enumerate(plan):
             for load in self._running:
-                load.submit(layer, urgency=position)
+                load.submit([layer], urgency=position)
 
     @property
     def end_layer(self) -> int:

@@ -190,6 +190,7 @@ class WorkerHalf:
             return
         if self._piped is not None:  # the end of the step before never came
             self._saves.give_up_step()
+            self._loads.judge(plan.namespace, self._piped.end_loads())
         self._step, self._piped = plan, None
         self._step_cache = self._follow(plan) if plan.loads or plan.saves else None
         try:
@@ -197,6 +198,7 @@ class WorkerHalf:
         except Exception as error:  # noqa: BLE001 (the border: what did not begin has failed when the step ends)
             border.failed("begin_step", error)
             self._saves.give_up_step()
+            self._loads.judge(plan.namespace)
 
     def _begin_asynchronous(self, plan: StepPlan) -> None:
         """Begin the asynchronous loads of ``plan``, once: vLLM waits for each of them to be reported."""

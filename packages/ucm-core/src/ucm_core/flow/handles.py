@@ -29,8 +29,16 @@ class UnitLoad(Protocol):
         """Codes of each shard of each object; shards that were never submitted are settled by `cancel`."""
         ...
 
+    @property
+    def together(self) -> int:
+        """How many neighbouring shards at most are better submitted by one call; 1 where a medium is read.
+
+        Where these are all of them, a call for all may bring them on its caller's thread.
+        """
+        ...
+
     def submit(self, shards: slice, *, urgency: int = 0) -> None:
-        """Bring these shards of every object to the target; returns at once.
+        """Bring these shards of every object to the target; returns at once, but see `together`.
 
         Of what waits for a thread, the smallest ``urgency`` is brought first, across all loads of the store.
         A shard that was submitted before is not brought again.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ucm_core.errors import ConfigError, shown
 from ucm_core.spec.rows import is_count
 
-__all__ = ["LEAST_DEPTH", "MOST_DEPTH", "Backlog", "LookAhead", "due"]
+__all__ = ["LEAST_DEPTH", "MOST_DEPTH", "Backlog", "LookAhead", "due", "joined", "reach_of"]
 
 LEAST_DEPTH = 2
 """The next layer's load runs while the one after it waits behind it: the medium never idles between two."""
@@ -30,6 +30,8 @@ class Backlog:
     """Waited for: ``[begin, urgent)``."""
     end: int
     """Next: ``[urgent, end)``."""
+    together: int = 1
+    """So many of these at most are one group."""
 
 
 def due(backlogs: Sequence[Backlog], *, room: int) -> list[tuple[int, int]]:
@@ -49,6 +51,41 @@ def due(backlogs: Sequence[Backlog], *, room: int) -> list[tuple[int, int]]:
                 room -= position >= backlog.urgent
                 entries.append((position, load))
     return entries
+
+
+def group(begin: int, together: int) -> int:
+    """How many positions from ``begin`` on are one call: the first is alone, as nothing hides it."""
+    return together if begin else 1
+
+
+def reach_of(begin: int, least: int, *, together: int) -> int:
+    """The end of the whole groups from ``begin`` on that reach ``least``.
+
+    >>> reach_of(2, 3, together=8), reach_of(4, 3, together=8)
+    (10, 4)
+    """
+    while begin < least:
+        begin += group(begin, together)
+    return begin
+
+
+def joined(backlogs: Sequence[Backlog], entries: Sequence[tuple[int, int]]) -> list[tuple[range, int]]:
+    """Join what is `due` to (positions, load), in order of their first; what is waited for stays alone.
+
+    >>> backlogs = [Backlog(1, 2, 4, together=8), Backlog(1, 2, 4)]
+    >>> joined(backlogs, due(backlogs, room=9))
+    [(range(1, 2), 0), (range(1, 2), 1), (range(2, 4), 0), (range(2, 3), 1), (range(3, 4), 1)]
+    """
+    groups: list[tuple[range, int]] = []
+    open_: dict[int, int] = {}  # by load, which group is not full
+    for position, load in entries:
+        urgent, together = backlogs[load].urgent, backlogs[load].together
+        place = open_.pop(load, len(groups))
+        begin = groups[place][0].start if place < len(groups) else position
+        groups[place : place + 1] = [(range(begin, position + 1), load)]
+        if urgent <= begin and position + 1 - begin < group(begin, together):
+            open_[load] = place
+    return groups
 
 
 class LookAhead:

@@ -16,6 +16,7 @@ bytes are final.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from ucm_core.errors import ConfigError, shown
 from ucm_core.flow.handles import ComputeEvent
 from ucm_core.flow.layers import LayerShards, Shard, plan_layers
-from ucm_core.flow.lookahead import LEAST_DEPTH, Backlog, LookAhead, due
+from ucm_core.flow.lookahead import LEAST_DEPTH, Backlog, LookAhead, due, joined, reach_of
 from ucm_core.flow.step import (
     Failed,
     RunningLoad,
@@ -154,6 +155,7 @@ class LayerPipeline:
         step.traced = self._trace.look()
         if loads:
             step.depth = self._ahead.depth
+            self._bring_small(step.loads)
             self._wait(step, step.loads, range(self._also_now(0)))
 
     def before_layer(self, layer: int, *, requests: Collection[Hashable] | None = None) -> None:
@@ -298,7 +300,7 @@ class LayerPipeline:
                 known.give_up()
                 self._tail.append(known)
         for position in range(same.reach):
-            same.submit(self._plan[position], urgency=position)
+            same.submit([self._plan[position]], urgency=position)
         return same
 
     def _also_now(self, end: int) -> int:
@@ -306,6 +308,12 @@ class LayerPipeline:
         while end in self._hookless:
             end += 1
         return end
+
+    def _bring_small(self, loads: Sequence[RunningLoad]) -> None:
+        """Ask for all of the step's only load by one call, where a store would copy that at once."""
+        load, last = loads[0], len(self._plan)
+        if len(loads) == 1 and load.together >= last and self._room() >= last:
+            self._submit(load, range(load.reach, last))
 
     def _wait(self, step: _Step, loads: Sequence[RunningLoad], positions: range) -> None:
         """Submit what comes next (R3), then wait for ``positions``, all loads together ``wait_s`` at most."""
@@ -325,35 +333,40 @@ class LayerPipeline:
         """Submit what is due now that ``loads`` wait for positions before ``urgent``."""
         for load in loads:
             load.urgent = max(load.urgent, urgent)
-        last = len(self._plan)
-        backlogs = [
-            Backlog(load.reach, load.urgent, min(last, load.urgent + step.depth)) for load in step.loads
-        ]
-        for position, index in due(backlogs, room=self._room()):
-            self._submit(step.loads[index], position)
+        backlogs = [self._backlog(load, load.urgent + step.depth) for load in step.loads]
+        for positions, index in joined(backlogs, due(backlogs, room=self._room())):
+            self._submit(step.loads[index], positions)
         self._submit_prefetched()
+
+    def _backlog(self, load: RunningLoad, end: int) -> Backlog:
+        """What of a load is due when it is loaded ahead to ``end`` at least."""
+        last = len(self._plan)
+        reach = reach_of(max(load.reach, load.urgent), min(last, end), together=load.together)
+        return Backlog(load.reach, load.urgent, min(last, reach), load.together)
 
     def _submit_prefetched(self) -> None:
         """Submit the first units of what is queued, behind everything that a step waits for."""
         if not self._prefetched:
             return
-        end = min(len(self._plan), self._ahead.depth)
-        backlogs = [Backlog(load.reach, 0, end) for load in self._prefetched]
-        for position, index in due(backlogs, room=self._room()):
-            self._submit(self._prefetched[index], position, behind=len(self._plan))
+        backlogs = [self._backlog(load, self._ahead.depth) for load in self._prefetched]
+        for positions, index in joined(backlogs, due(backlogs, room=self._room())):
+            self._submit(self._prefetched[index], positions, behind=len(self._plan))
 
-    def _submit(self, load: RunningLoad, position: int, *, behind: int = 0) -> None:
+    def _submit(self, load: RunningLoad, positions: range, *, behind: int = 0) -> None:
         begin_s = self._clock()
-        load.reach = position + 1
-        if not load.submit(self._plan[position], urgency=behind + position):
-            return
-        self._flying.append((load, position))
-        measure = not (behind or self._measuring)  # one load at a time
-        if measure or self._trace.on:
-            self._measuring |= measure
-            load.when_landed(
-                self._plan[position], lambda: self._note_landed(load, position, begin_s, measure=measure)
-            )
+        load.reach = positions.stop
+        asked = load.submit(self._plan[positions.start : positions.stop], urgency=behind + positions.start)
+        for position in itertools.compress(positions, asked):
+            self._flying.append((load, position))
+            measure = not (behind or self._measuring or len(positions) > 1)  # one load at a time
+            if measure or self._trace.on:
+                self._measuring |= measure
+                self._follow(load, position, begin_s, measure=measure)
+
+    def _follow(self, load: RunningLoad, position: int, begin_s: float, *, measure: bool) -> None:
+        load.when_landed(
+            self._plan[position], lambda: self._note_landed(load, position, begin_s, measure=measure)
+        )
 
     def _note_landed(self, load: RunningLoad, position: int, begin_s: float, *, measure: bool) -> None:
         """On any thread."""

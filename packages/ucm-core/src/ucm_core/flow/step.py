@@ -7,7 +7,8 @@ Only this module calls handles. What one of them raises is caught here, counted
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import ParamSpec
@@ -25,6 +26,7 @@ __all__ = ["Failed", "RunningLoad", "RunningSave", "StepLoad", "StepReport", "St
 
 _log = quiet_logger(__name__)
 _P = ParamSpec("_P")
+_chained = itertools.chain.from_iterable
 _cancel, _seal, _abandon = methodcaller("cancel"), methodcaller("seal"), methodcaller("abandon")
 """Of a handle, looked up where `tried` catches what that raises."""
 
@@ -87,28 +89,30 @@ class RunningLoad:
         """Positions ``[0, urgent)`` are waited for."""
         self.computing_since_s: float | None = None
         """When its last layer began to compute."""
+        self.together = sys.maxsize
+        """How many layers at most are submitted by one call: as many as suit all rows."""
         self._given_up = False
         self._broken = False
         self._landed: set[Shard] = set()  # their codes are known: none of them changes
         self._settled: set[Shard] = set()  # and a layer waited for them
         self._failed: dict[str, Mask] = {row: np.zeros(0, dtype=np.bool_) for row in load.rows}
         for row in load.rows:
-            self._broken |= not tried(self._count_objects, row)
+            self._broken |= not tried(self._meet, row)
 
     @property
     def done(self) -> bool:
         """Whether nothing writes to the targets any more."""
         return all(is_done(handle) for handle in self.rows.values())
 
-    def submit(self, layer: LayerShards, *, urgency: int) -> bool:
-        """Ask for what ``layer`` needs and no earlier one, or say that it is more urgent now.
+    def submit(self, layers: Sequence[LayerShards], *, urgency: int) -> list[bool]:
+        """Ask for what ``layers`` need and no earlier one, or say that it is more urgent now.
 
-        False when there is nothing to ask for.
+        For each of them, whether there is anything to ask for.
         """
-        runs_here = [run for run in layer.brings if run.row in self.rows and not self._given_up]
-        for run in runs_here:
+        each = [self._brought(layer) for layer in layers]
+        for run in runs(_chained(_chained(each))):
             self._broken |= not tried(methodcaller("submit", run.slice, urgency=urgency), self.rows[run.row])
-        return bool(runs_here)
+        return list(map(bool, each))
 
     def when_landed(self, layer: LayerShards, call: Callable[[], None]) -> None:
         """Call once, on any thread, when what was submitted for ``layer`` has landed or failed."""
@@ -160,6 +164,9 @@ class RunningLoad:
             return {row: np.ones_like(mask) for row, mask in self._failed.items()}
         return {row: mask for row, mask in self._failed.items() if mask.any()}
 
+    def _brought(self, layer: LayerShards) -> list[Shards]:
+        return [run for run in layer.brings if run.row in self.rows and not self._given_up]
+
     def _settle(self, shard: Shard, timeout_s: float) -> None:
         row, number = shard
         in_time = self.rows[row].ticket.wait(timeout_s, shard=number)
@@ -179,8 +186,10 @@ class RunningLoad:
         if np.count_nonzero(codes):  # of `ResultCode.OK`, most often, there is nothing to note
             self._failed[row] |= codes.any(axis=1)
 
-    def _count_objects(self, row: str) -> None:
-        self._failed[row] = np.zeros(len(self.rows[row].ticket.results), dtype=np.bool_)
+    def _meet(self, row: str) -> None:
+        handle = self.rows[row]
+        self._failed[row] = np.zeros(len(handle.ticket.results), dtype=np.bool_)
+        self.together = min(self.together, handle.together)
 
 
 class RunningSave:

@@ -199,6 +199,9 @@ class AbsentStore:
 class SettledLoad:
     """A load by units of which nothing is left to do."""
 
+    together = 1
+    """Nothing is submitted."""
+
     def __init__(self, geometry: Geometry, ticket: Ticket) -> None:
         self._geometry = geometry
         self.ticket = ticket

@@ -35,6 +35,9 @@ from ucm_core.store.unit_work import SLICE_S, UnitDesk, bytes_of, shard_range
 
 READ_BYTES = 256 << 10
 """What one read of a file moves at least: neighbouring shards go together."""
+TOGETHER_BYTES = 128 << 20
+"""What is copied for one call at most: ten milliseconds. Each call and its thread disturb the layers that
+compute meanwhile for longer than its copy takes."""
 _NOT_ASKED = np.iinfo(np.int64).max
 _NONE = np.zeros(0, dtype=np.bool_)
 
@@ -51,6 +54,7 @@ class ShardLoad:
         self._everything = np.arange(len(order.batch))
         self._addresses: Int64s = np.zeros(len(order.batch), dtype=np.int64)
         self._urgency = np.full(self._geometry.shards, _NOT_ASKED)
+        self._together = 1
 
     @classmethod
     def begin(cls, order: LoadOrder, desk: UnitDesk) -> ShardLoad:
@@ -71,6 +75,11 @@ class ShardLoad:
         """Codes of each shard of each object."""
         return self._order.ticket
 
+    @property
+    def together(self) -> int:
+        """What the ring holds goes together, all of it where that is small; else each shard goes alone."""
+        return self._together
+
     def submit(self, shards: slice, *, urgency: int = 0) -> None:
         """Bring these shards; see `ucm_core.flow.handles.UnitLoad.submit`."""
         wanted = shard_range(shards, self._geometry)
@@ -80,6 +89,10 @@ class ShardLoad:
             np.minimum(asked, urgency, out=asked)
             awaited = self._states.awaited(wanted).size > 0
         if not new or self._is_over():
+            return
+        if wanted == (0, self._geometry.shards) and self._together >= wanted[1]:
+            # a small copy: to hand it to a thread would cost as much
+            self._desk.run(partial(self._copy_here, wanted), otherwise=self._give_up)
             return
         self._bring(wanted, rank=urgency)
         if awaited:
@@ -112,11 +125,18 @@ class ShardLoad:
             claims = ring.pin(batch.keys, hold=self._hold)  # nothing could fill a slot
         with self._lock:
             self._states.claim(claims)
+        if (claims.outcome == Outcome.READY).all():
+            self._together = self._copied_together()
         held = claims.slots >= 0
         self._addresses[held] = ring.addresses(claims.slots[held])
         self._fail(np.flatnonzero(claims.outcome == Outcome.ABSENT), ResultCode.MISS)
         self._queue_reads(np.flatnonzero(claims.outcome == Outcome.OWNER))
         self._let_go()
+
+    def _copied_together(self) -> int:
+        """How many shards, of more than a small load never all."""
+        shards, stride = self._geometry.shards, max(1, len(self._order.batch)) * self._geometry.stride
+        return shards if shards * stride <= CHUNK_BYTES else max(1, min(shards - 1, TOGETHER_BYTES // stride))
 
     def _queue_reads(self, ids: Int64s) -> None:
         """Shards before objects: the first of all objects come before the second of any."""

@@ -21,6 +21,9 @@ EVENT_WAIT_S = 0.05
 class MemoryLoad:
     """Stands for a `ucm_core.flow.handles.UnitLoad`: a shard is there when `submit` returns."""
 
+    together = 4
+    """So many shards are there at once."""
+
     def __init__(
         self, geometry: Geometry, found: list[Bytes | None], target: BlockTarget, *, ticket: Ticket
     ) -> None:

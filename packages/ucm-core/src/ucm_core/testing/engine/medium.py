@@ -74,6 +74,9 @@ class SerialMedium:
 class SlowLoad:
     """A double of a load whose every shard takes ``unit_s`` on ``medium``, and then what ``load`` takes."""
 
+    together = 1
+    """The medium brings one at a time."""
+
     def __init__(self, load: UnitLoad, medium: SerialMedium, *, unit_s: float) -> None:
         self._load, self._medium, self._unit_s = load, medium, unit_s
         objects, shards = load.ticket.results.shape
