@@ -306,12 +306,6 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
             "",
             (LOADS,),
         ),
-        (
-            "believe a row once a unit came",
-            "known = ~(codes == _PENDING).any(axis=0)",
-            "known = codes.any(axis=0) | True",
-            (LOADS,),
-        ),
         ("suit one row only", "min(self.together, handle.together)", "handle.together", (MEMORY,)),
         (
             "wait for a slow request in each layer",
