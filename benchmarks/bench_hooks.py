@@ -20,13 +20,13 @@ MOST_S = 10e-6
 class LandedLoad:
     """A double of a load whose every unit was there before it was asked for."""
 
-    together = 1
+    together, small = 1, False
 
     def __init__(self) -> None:
         self.ticket = Ticket(1, LAYERS, durable=False)
         self.ticket.settle([0], ResultCode.OK)
 
-    def submit(self, shards: slice, *, urgency: int = 0) -> None: ...
+    def submit(self, shards: slice, *, urgency: int = 0, here: bool = False) -> None: ...
 
     def cancel(self) -> None: ...
 

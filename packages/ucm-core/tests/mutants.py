@@ -306,6 +306,7 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
             "",
             (LOADS,),
         ),
+        ("small in one row", "self.small &= handle.small", "self.small |= handle.small", (MEMORY,)),
         ("suit one row only", "min(self.together, handle.together)", "handle.together", (MEMORY,)),
         (
             "wait for a slow request in each layer",
@@ -335,7 +336,7 @@ MUTATIONS: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
             "            if False:\n",
             (SAVES,),
         ),
-        ("at once for each of many", "if len(loads) == 1 and", "if", (MEMORY,)),
+        ("at once for each of many", "if len(step.loads) == 1 and", "if", (MEMORY,)),
         (
             "always ready",
             "return all(load.landed(self._plan[position]) for load in mine)",
@@ -383,18 +384,8 @@ def tried(name: str, tests: tuple[str, ...], mutant: Mutant | None = None) -> Tr
         shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
         if mutant:
             mutant.apply(copy)
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "mutants",
-            *tests,
-        ]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "mutants"]
+        command = [sys.executable, "-m", "pytest", *options, *tests]
         run = subprocess.run(
             command, cwd=TESTS, env=environment(folder), capture_output=True, text=True, timeout=600
         )

@@ -15,13 +15,13 @@ KEYS = np.arange(2, dtype=np.uint8)[:, None].repeat(32, axis=1)
 class HandleDouble:
     """Stands for a `UnitLoad` of two objects: says what is asked of it, brings nothing by itself."""
 
-    together = 1
+    together, small = 1, False
 
     def __init__(self, shards):
         self.ticket = Ticket(len(KEYS), shards, durable=False)
         self.submitted, self.cancelled = [], False
 
-    def submit(self, shards, *, urgency=0):
+    def submit(self, shards, *, urgency=0, here=False):
         self.submitted.append((shards.start, urgency))
 
     def cancel(self):

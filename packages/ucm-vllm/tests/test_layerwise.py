@@ -218,12 +218,12 @@ def test_a_load_whose_unit_never_comes_is_ended_with_its_step(
     class NeverLoads:
         """A double of a `UnitLoad` that brings nothing until it is cancelled."""
 
-        together = 1
+        together, small = 1, False
 
         def __init__(self, keys: np.ndarray) -> None:
             self.ticket = Ticket(len(keys), 4, durable=False)
 
-        def submit(self, shards: slice, *, urgency: int = 0) -> None:
+        def submit(self, shards: slice, *, urgency: int = 0, here: bool = False) -> None:
             """Bring nothing."""
 
         def cancel(self) -> None:

@@ -121,8 +121,9 @@ class LoadDouble:
         objects: int = 1,
         bad: Mapping[int, Sequence[int]] | None = None,
         together: int = 1,
+        small: bool = False,
     ) -> None:
-        self.together = together
+        self.together, self.small = together, small
         self._medium, self._world, self._times = medium, world, times
         self._bad = bad or {}
         self._ticket = TicketDouble(world, objects, len(times))
@@ -135,7 +136,8 @@ class LoadDouble:
     def ticket(self) -> Ticket:
         return self._ticket
 
-    def submit(self, shards: slice, *, urgency: int = 0) -> None:
+    def submit(self, shards: slice, *, urgency: int = 0, here: bool = False) -> None:
+        assert self.small or not here
         self.calls.append(list(range(len(self._times))[shards]))
         for shard in self.calls[-1]:
             if shard in {known for _, known in self.asked}:

@@ -33,6 +33,14 @@ class TestLoadsInMemory:
         bench.pipeline.begin_step([StepLoad("r", rows)], [])
         assert rows["full"].calls == rows["other"].calls == [[0], [1, 2], [3, 4], [5]]
 
+    def test_a_load_is_small_where_every_row_is(self) -> None:
+        bench = Bench(unit_map(full=(0, 1, 2), other=(0, 1, 2)), layers=3, depth=9)
+        for small in (True, False):
+            rows = {"full": bench.load(small=True), "other": bench.load(small=small)}
+            bench.pipeline.begin_step([StepLoad("r", rows)], [])
+            for load in rows.values():
+                assert load.calls == ([[0, 1, 2]] if small else [[0], [1], [2]])
+
     def test_a_layer_waits_for_its_own_unit_of_a_group(self) -> None:
         bench = Bench(depth=2)
         bench.pipeline.begin_step([of("r", bench.load(10, 10, 20, 70, together=3))], [])
@@ -58,13 +66,13 @@ class TestLoadsInMemory:
 
     def test_the_only_load_of_a_step_is_asked_for_by_one_call_where_that_is_small(self) -> None:
         bench = Bench(depth=2)
-        load = bench.load(together=4)
+        load = bench.load(small=True)
         assert bench.run([of("r", load)]).failed == {}
         assert load.calls == [[0, 1, 2, 3]]
 
     def test_a_hook_that_does_not_come_fails_a_small_load_too(self) -> None:
         bench = Bench(depth=2)
-        bench.pipeline.begin_step([of("r", bench.load(together=4))], [])
+        bench.pipeline.begin_step([of("r", bench.load(small=True))], [])
         for layer in (0, 1, 3):
             bench.pipeline.before_layer(layer)
             bench.world.let_pass(10)
@@ -73,11 +81,11 @@ class TestLoadsInMemory:
     @pytest.mark.parametrize("other", ["larger", "prefetched", "one of two", "queue"])
     def test_what_is_not_so_comes_layer_by_layer(self, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
         bench = Bench(depth=2)
-        loads = [of("r", load := bench.load(together=3 if other == "larger" else 4))]
+        loads = [of("r", load := bench.load(together=4, small=other != "larger"))]
         if other == "prefetched":
             bench.pipeline.prefetch(loads[0])
         if other == "one of two":
-            loads.append(of("s", bench.load(together=4)))
+            loads.append(of("s", bench.load(small=True)))
         if other == "queue":
             monkeypatch.setattr("ucm_core.flow.pipeline.QUEUE_LOADS", 3)
         bench.pipeline.begin_step(loads, [])

@@ -121,12 +121,12 @@ class TestACancelledLoadInAStep:
 class ShardDouble:
     """A double of a load of one object and two units, which come when the test says so."""
 
-    together = 1
+    together, small = 1, False
 
     def __init__(self) -> None:
         self.ticket = Ticket(1, 2, durable=False)
 
-    def submit(self, shards: slice, *, urgency: int = 0) -> None:
+    def submit(self, shards: slice, *, urgency: int = 0, here: bool = False) -> None:
         """It is on its way."""
 
     def cancel(self) -> None:

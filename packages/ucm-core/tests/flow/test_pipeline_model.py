@@ -89,6 +89,7 @@ class Engine:
                 times=self.data.draw(st.lists(times, min_size=len(own), max_size=len(own))),
                 bad=self.data.draw(st.dictionaries(st.sampled_from(range(len(own))), objects, max_size=1)),
                 together=self.data.draw(st.integers(1, 4)),
+                small=self.data.draw(st.booleans()),
             )) for row, own in ROWS.items()}  # fmt: skip
 
     def new_saves(self) -> dict[str, SaveDouble]:

@@ -25,7 +25,7 @@ def ticket() -> Ticket:
 @pytest.fixture
 def load(ticket: Ticket) -> RunningLoad:
     handle: Any = SimpleNamespace(
-        ticket=ticket, together=1, cancel=lambda: ticket.settle_rest(ResultCode.CANCELLED)
+        ticket=ticket, together=1, small=False, cancel=lambda: ticket.settle_rest(ResultCode.CANCELLED)
     )
     return RunningLoad(StepLoad("r", {"full": handle}))
 

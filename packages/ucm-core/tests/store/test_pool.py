@@ -52,6 +52,22 @@ def test_a_read_is_done_while_every_thread_waits_for_it(threads: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
+def test_reads_go_on_while_a_medium_keeps_the_thread_that_only_reads(threads: int) -> None:
+    pool, begun = IoPool(threads), threading.Semaphore(0)
+    pass_, stuck, read = (threading.Event() for _ in range(3))
+    for gate in (*[pass_] * threads, stuck):
+        pool.submit(Priority.READ, lambda gate=gate: (begun.release(), gate.wait(WAIT_S), None)[2])
+        assert begun.acquire(timeout=WAIT_S)
+    pool.submit(Priority.READ, read.set)
+    for _ in range(threads - 1):
+        pool.submit(Priority.READ, lambda: (begun.release(), stuck.wait(WAIT_S), None)[2])
+    pass_.set()
+    assert read.wait(WAIT_S)
+    stuck.set()
+    assert pool.close(WAIT_S)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("kept_by", [Priority.LOAD, Priority.READ, Priority.PREFETCH])
 def test_copies_are_done_while_a_medium_keeps_every_thread(kept_by: Priority, threads: int) -> None:
     pool, stuck, go = IoPool(threads), threading.Semaphore(0), threading.Event()

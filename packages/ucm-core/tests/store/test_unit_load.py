@@ -25,6 +25,7 @@ from ucm_core.testing.block_units import ALL, unit
 from ucm_core.testing.objects import UNTOUCHED, WAIT_S, FaultyBlocks, blank, keys_of, payloads_of
 
 GEOMETRY = Geometry(5, 5000)
+ONE = Geometry(1, 5000)
 LARGE = Geometry(4, 200 << 10)
 """Two of its shards are one read."""
 QUICK = StoreLimits(save_wait_s=0.05, load_wait_s=0.1)
@@ -167,6 +168,44 @@ def test_a_slot_that_somebody_fills_is_awaited_by_unit(root: Path) -> None:
     store.close()
 
 
+class TestObjectsOfOneUnit:
+    """All of an object is one shard: to ask for it is to ask for everything."""
+
+    @pytest.mark.parametrize("slots", [0, 1, 2])
+    def test_they_come_past_the_ring(self, tmp_path: Path, slots: int) -> None:
+        store = open_store(fill(tmp_path, 1, 2, 3, geometry=ONE), ONE, slots=slots, limits=QUICK)
+        self.load_all(store)
+
+    @pytest.mark.parametrize("chunk", [32 << 20, 1])
+    def test_they_come_out_of_the_ring(
+        self, tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = open_store(fill(tmp_path, 1, 2, 3, geometry=ONE), ONE)
+        assert store.prefetch(keys_of(1, 2, 3)).wait(WAIT_S)
+        monkeypatch.setattr("ucm_core.store.unit_load.CHUNK_BYTES", chunk)
+        self.load_all(store)
+
+    def test_they_are_awaited(self, tmp_path: Path) -> None:
+        store = open_store(fill(tmp_path, 1, geometry=ONE), ONE, threads=1)  # it waits 10 seconds for others
+        save = store.begin_save(keys_of(7), BufferBlocks(payloads_of(ONE, 7)))
+        load = store.begin_load(keys_of(7, 1), BufferBlocks(out := blank(ONE, 2)))
+        load.submit(unit(0))
+        save.submit(ALL)
+        save.seal()
+        assert load.ticket.wait(WAIT_S)
+        assert load.ticket.ok
+        check(out, load.ticket.results, 7, 1, geometry=ONE)
+        store.close()
+
+    def load_all(self, store: BlockStore) -> None:
+        load = store.begin_load(keys_of(1, 2, 3), BufferBlocks(out := blank(ONE, 3)))
+        load.submit(unit(0))
+        assert load.ticket.wait(WAIT_S)
+        assert load.ticket.ok
+        check(out, load.ticket.results, 1, 2, 3, geometry=ONE)
+        store.close()
+
+
 @pytest.mark.parametrize("ends", ["abandon", "never"])
 def test_a_slot_that_nobody_fills_is_not_awaited_for_ever(store: BlockStore, ends: str) -> None:
     save = store.begin_save(keys_of(7), BufferBlocks(payloads_of(GEOMETRY, 7)))
@@ -234,17 +273,17 @@ class TestWhatTheRingHolds:
         stride = 2 * GEOMETRY.stride  # of both objects
         sizes = [(5 * stride, 0, 5), (5 * stride - 1, 99 * stride, 4), (0, 4 * stride - 1, 3), (0, 0, 1)]
         for small, copied, together in sizes:
-            monkeypatch.setattr("ucm_core.store.unit_load.CHUNK_BYTES", small)
+            monkeypatch.setattr("ucm_core.store.unit_load.CHUNK_BYTES", max(1, small))
             monkeypatch.setattr("ucm_core.store.unit_load.TOGETHER_BYTES", copied)
             load = store.begin_load(keys_of(1, 2), BufferBlocks(blank(GEOMETRY, 2)))
-            assert load.together == together, (small, copied)
+            assert (load.together, load.small) == (together, small == 5 * stride), (small, copied)
             load.cancel()
 
     def test_each_goes_alone_where_one_object_is_not_there(self, store: BlockStore) -> None:
         assert store.prefetch(keys_of(1, 2)).wait(WAIT_S)
         for numbers in ((1, 2, 3), (1, 7)):
             load = store.begin_load(keys_of(*numbers), BufferBlocks(blank(GEOMETRY, len(numbers))))
-            assert load.together == 1
+            assert (load.together, load.small) == (1, False)
             load.cancel()
 
     @pytest.mark.parametrize("numbers", [(1, 2), (1, 2, 1)])
@@ -254,30 +293,38 @@ class TestWhatTheRingHolds:
         assert store.prefetch(keys_of(1, 2)).wait(WAIT_S)
         target = _Where(blank(GEOMETRY, len(numbers)))
         load = store.begin_load(keys_of(*numbers), target)
-        load.submit(ALL)
+        load.submit(ALL, here=True)
         assert load.ticket.done
         assert load.ticket.ok
         assert target.threads == {threading.current_thread()}
         check(target.payloads, load.ticket.results, *numbers)
 
-    def test_a_part_and_a_large_load_are_copied_by_others(
+    def test_a_large_load_and_one_that_is_not_asked_for_here_are_copied_by_others(
         self, store: BlockStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert store.prefetch(keys_of(1, 2)).wait(WAIT_S)
-        for chunk, shards in ((32 << 20, slice(0, 4)), (GEOMETRY.stride, ALL)):
+        for chunk, here in ((32 << 20, False), (GEOMETRY.stride, True)):
             monkeypatch.setattr("ucm_core.store.unit_load.CHUNK_BYTES", chunk)
             load = store.begin_load(keys_of(1, 2), target := _Where(blank(GEOMETRY, 2)))
-            load.submit(shards)
-            assert load.ticket.wait(WAIT_S, shard=3)
-            load.submit(ALL)
+            load.submit(ALL, here=here)
             assert load.ticket.wait(WAIT_S)
-            assert threading.current_thread() not in target.first
+            assert threading.current_thread() not in target.threads
             check(target.payloads, load.ticket.results, 1, 2)
+
+    def test_a_part_is_copied_here_too(self, store: BlockStore) -> None:
+        assert store.prefetch(keys_of(1, 2)).wait(WAIT_S)
+        load = store.begin_load(keys_of(1, 2), target := _Where(blank(GEOMETRY, 2)))
+        load.submit(slice(1, 3), here=True)
+        assert (load.ticket.results[:, 1:3] == OK).all()
+        load.submit(ALL, here=True)
+        assert load.ticket.ok
+        assert target.threads == {threading.current_thread()}
+        check(target.payloads, load.ticket.results, 1, 2)
 
     def test_a_target_that_raises_is_told_object_by_object(self, store: BlockStore) -> None:
         assert store.prefetch(keys_of(1, 2)).wait(WAIT_S)
         load = store.begin_load(keys_of(1, 2), FaultyBlocks(out := blank(GEOMETRY, 2), {1}))
-        load.submit(ALL)
+        load.submit(ALL, here=True)
         assert load.ticket.object_results.tolist() == [OK, ResultCode.INVALID]
         check(out, load.ticket.results, 1, 2)
 
@@ -286,7 +333,7 @@ class TestWhatTheRingHolds:
         for end in ("cancel", "revoke"):
             load = store.begin_load(keys_of(1, 2), BufferBlocks(out := blank(GEOMETRY, 2)))
             load.cancel() if end == "cancel" else store.revoke()
-            load.submit(ALL)
+            load.submit(ALL, here=True)
             assert load.ticket.wait(WAIT_S)
             assert (load.ticket.results == ResultCode.CANCELLED).all()
             check(out, load.ticket.results, 1, 2)
@@ -298,11 +345,9 @@ class _Where(BufferBlocks):
     def __init__(self, payloads: np.ndarray) -> None:
         super().__init__(payloads)
         self.threads: set[threading.Thread] = set()
-        self.first: list[threading.Thread] = []
 
     def scatter(self, index: np.ndarray, address: np.ndarray, *, span: Span | None = None) -> None:
         self.threads.add(threading.current_thread())
-        self.first = self.first or [threading.current_thread()]
         super().scatter(index, address, span=span)
 
 

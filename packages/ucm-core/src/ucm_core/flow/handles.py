@@ -31,14 +31,19 @@ class UnitLoad(Protocol):
 
     @property
     def together(self) -> int:
-        """How many neighbouring shards at most are better submitted by one call; 1 where a medium is read.
-
-        Where these are all of them, a call for all may bring them on its caller's thread.
-        """
+        """How many neighbouring shards at most are better submitted by one call; 1 where a medium is read."""
         ...
 
-    def submit(self, shards: slice, *, urgency: int = 0) -> None:
-        """Bring these shards of every object to the target; returns at once, but see `together`.
+    @property
+    def small(self) -> bool:
+        """Whether all of it is a copy of few milliseconds, for which no medium is read."""
+        ...
+
+    def submit(self, shards: slice, *, urgency: int = 0, here: bool = False) -> None:
+        """Bring these shards of every object to the target; returns at once.
+
+        With ``here`` a load that is `small` is copied on this thread before this returns: to hand it to
+        another would cost as much.
 
         Of what waits for a thread, the smallest ``urgency`` is brought first, across all loads of the store.
         A shard that was submitted before is not brought again.

@@ -155,7 +155,7 @@ class LayerPipeline:
         step.traced = self._trace.look()
         if loads:
             step.depth = self._ahead.depth
-            self._bring_small(step.loads)
+            self._bring_small(step)
             self._wait(step, step.loads, range(self._also_now(0)))
 
     def before_layer(self, layer: int, *, requests: Collection[Hashable] | None = None) -> None:
@@ -309,11 +309,13 @@ class LayerPipeline:
             end += 1
         return end
 
-    def _bring_small(self, loads: Sequence[RunningLoad]) -> None:
-        """Ask for all of the step's only load by one call, where a store would copy that at once."""
-        load, last = loads[0], len(self._plan)
-        if len(loads) == 1 and load.together >= last and self._room() >= last:
-            self._submit(load, range(load.reach, last))
+    def _bring_small(self, step: _Step) -> None:
+        """Copy the step's only load at once, where it is small: that costs less than to hand it over."""
+        load, last = step.loads[0], len(self._plan)
+        if len(step.loads) == 1 and load.small and self._room() >= last:
+            begin_s = self._clock()
+            self._submit(load, range(load.reach, last), here=True)
+            step.exposed_s += self._clock() - begin_s
 
     def _wait(self, step: _Step, loads: Sequence[RunningLoad], positions: range) -> None:
         """Submit what comes next (R3), then wait for ``positions``, all loads together ``wait_s`` at most."""
@@ -352,10 +354,11 @@ class LayerPipeline:
         for positions, index in joined(backlogs, due(backlogs, room=self._room())):
             self._submit(self._prefetched[index], positions, behind=len(self._plan))
 
-    def _submit(self, load: RunningLoad, positions: range, *, behind: int = 0) -> None:
+    def _submit(self, load: RunningLoad, positions: range, *, behind: int = 0, here: bool = False) -> None:
         begin_s = self._clock()
         load.reach = positions.stop
-        asked = load.submit(self._plan[positions.start : positions.stop], urgency=behind + positions.start)
+        layers = self._plan[positions.start : positions.stop]
+        asked = load.submit(layers, urgency=behind + positions.start, here=here)
         for position in itertools.compress(positions, asked):
             self._flying.append((load, position))
             measure = not (behind or self._measuring or len(positions) > 1)  # one load at a time

@@ -91,6 +91,8 @@ class RunningLoad:
         """When its last layer began to compute."""
         self.together = sys.maxsize
         """How many layers at most are submitted by one call: as many as suit all rows."""
+        self.small = True
+        """Whether all rows are small copies."""
         self._given_up = False
         self._broken = False
         self._landed: set[Shard] = set()  # their codes are known: none of them changes
@@ -104,14 +106,15 @@ class RunningLoad:
         """Whether nothing writes to the targets any more."""
         return all(is_done(handle) for handle in self.rows.values())
 
-    def submit(self, layers: Sequence[LayerShards], *, urgency: int) -> list[bool]:
+    def submit(self, layers: Sequence[LayerShards], *, urgency: int, here: bool = False) -> list[bool]:
         """Ask for what ``layers`` need and no earlier one, or say that it is more urgent now.
 
-        For each of them, whether there is anything to ask for.
+        For each of them, whether there is anything to ask for. ``here``: see `UnitLoad.submit`.
         """
         each = [self._brought(layer) for layer in layers]
         for run in runs(_chained(_chained(each))):
-            self._broken |= not tried(methodcaller("submit", run.slice, urgency=urgency), self.rows[run.row])
+            ask = methodcaller("submit", run.slice, urgency=urgency, here=here)
+            self._broken |= not tried(ask, self.rows[run.row])
         return list(map(bool, each))
 
     def when_landed(self, layer: LayerShards, call: Callable[[], None]) -> None:
@@ -190,6 +193,7 @@ class RunningLoad:
         handle = self.rows[row]
         self._failed[row] = np.zeros(len(handle.ticket.results), dtype=np.bool_)
         self.together = min(self.together, handle.together)
+        self.small &= handle.small
 
 
 class RunningSave:

@@ -199,7 +199,7 @@ class AbsentStore:
 class SettledLoad:
     """A load by units of which nothing is left to do."""
 
-    together = 1
+    together, small = 1, False
     """Nothing is submitted."""
 
     def __init__(self, geometry: Geometry, ticket: Ticket) -> None:
@@ -207,7 +207,7 @@ class SettledLoad:
         self.ticket = ticket
         """All codes are known."""
 
-    def submit(self, shards: slice, *, urgency: int = 0) -> None:  # noqa: ARG002 - the interface has it
+    def submit(self, shards: slice, *, urgency: int = 0, here: bool = False) -> None:  # noqa: ARG002 - the interface
         """Nothing comes."""
         shard_range(shards, self._geometry)
 

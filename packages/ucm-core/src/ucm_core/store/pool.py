@@ -57,6 +57,7 @@ class IoPool:
         self._numbers = itertools.count()
         self._most = dict.fromkeys(Priority, threads)
         self._most[Priority.WRITE] = min(threads, write_threads or max(1, threads - 1))
+        self._most[Priority.READ] = threads + 1  # and what a spare thread reads, perhaps for ever
         self._most[Priority.COPY] = max(1, min(threads, (os.cpu_count() or 1) // 2))
         self._busy = dict.fromkeys(Priority, 0)
         self._threads: list[threading.Thread] = []

@@ -54,7 +54,7 @@ class ShardLoad:
         self._everything = np.arange(len(order.batch))
         self._addresses: Int64s = np.zeros(len(order.batch), dtype=np.int64)
         self._urgency = np.full(self._geometry.shards, _NOT_ASKED)
-        self._together = 1
+        self._together, self._small = 1, False
 
     @classmethod
     def begin(cls, order: LoadOrder, desk: UnitDesk) -> ShardLoad:
@@ -80,7 +80,12 @@ class ShardLoad:
         """What the ring holds goes together, all of it where that is small; else each shard goes alone."""
         return self._together
 
-    def submit(self, shards: slice, *, urgency: int = 0) -> None:
+    @property
+    def small(self) -> bool:
+        """Whether the ring holds all of it, and it is one piece."""
+        return self._small
+
+    def submit(self, shards: slice, *, urgency: int = 0, here: bool = False) -> None:
         """Bring these shards; see `ucm_core.flow.handles.UnitLoad.submit`."""
         wanted = shard_range(shards, self._geometry)
         with self._lock:
@@ -90,8 +95,7 @@ class ShardLoad:
             awaited = self._states.awaited(wanted).size > 0
         if not new or self._is_over():
             return
-        if wanted == (0, self._geometry.shards) and self._together >= wanted[1]:
-            # a small copy: to hand it to a thread would cost as much
+        if here and self._small:
             self._desk.run(partial(self._copy_here, wanted), otherwise=self._give_up)
             return
         self._bring(wanted, rank=urgency)
@@ -126,17 +130,19 @@ class ShardLoad:
         with self._lock:
             self._states.claim(claims)
         if (claims.outcome == Outcome.READY).all():
-            self._together = self._copied_together()
+            self._together, self._small = self._copied_together()
         held = claims.slots >= 0
         self._addresses[held] = ring.addresses(claims.slots[held])
         self._fail(np.flatnonzero(claims.outcome == Outcome.ABSENT), ResultCode.MISS)
         self._queue_reads(np.flatnonzero(claims.outcome == Outcome.OWNER))
         self._let_go()
 
-    def _copied_together(self) -> int:
-        """How many shards, of more than a small load never all."""
+    def _copied_together(self) -> tuple[int, bool]:
+        """How many shards, of a load that is not small never all of several; and whether it is small."""
         shards, stride = self._geometry.shards, max(1, len(self._order.batch)) * self._geometry.stride
-        return shards if shards * stride <= CHUNK_BYTES else max(1, min(shards - 1, TOGETHER_BYTES // stride))
+        if shards * stride <= CHUNK_BYTES:
+            return shards, True
+        return max(1, min(shards - 1, TOGETHER_BYTES // stride)), False
 
     def _queue_reads(self, ids: Int64s) -> None:
         """Shards before objects: the first of all objects come before the second of any."""

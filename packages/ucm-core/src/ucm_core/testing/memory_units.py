@@ -21,7 +21,7 @@ EVENT_WAIT_S = 0.05
 class MemoryLoad:
     """Stands for a `ucm_core.flow.handles.UnitLoad`: a shard is there when `submit` returns."""
 
-    together = 4
+    together, small = 4, False
     """So many shards are there at once."""
 
     def __init__(
@@ -34,7 +34,7 @@ class MemoryLoad:
         """Codes of each shard of each object."""
         ticket.settle([place for place, payload in enumerate(found) if payload is None], ResultCode.MISS)
 
-    def submit(self, shards: slice, *, urgency: int = 0) -> None:  # noqa: ARG002 - nothing waits here
+    def submit(self, shards: slice, *, urgency: int = 0, here: bool = False) -> None:  # noqa: ARG002 - always here
         """Copy what was not copied before."""
         begin, end = shard_range(shards, self._geometry)
         if self.over():

@@ -74,7 +74,7 @@ class SerialMedium:
 class SlowLoad:
     """A double of a load whose every shard takes ``unit_s`` on ``medium``, and then what ``load`` takes."""
 
-    together = 1
+    together, small = 1, False
     """The medium brings one at a time."""
 
     def __init__(self, load: UnitLoad, medium: SerialMedium, *, unit_s: float) -> None:
@@ -86,7 +86,7 @@ class SlowLoad:
         self.ticket = Ticket(objects, shards, durable=False)
         """A shard has its code when the medium has brought it."""
 
-    def submit(self, shards: slice, *, urgency: int = 0) -> None:
+    def submit(self, shards: slice, *, urgency: int = 0, here: bool = False) -> None:  # noqa: ARG002 - never small
         """Order each shard that was not ordered before."""
         for shard in self._shards[shards]:
             if shard not in self._ordered and not self._cancelled:
