@@ -68,9 +68,10 @@ def figures() -> Iterator[Figure]:
 def of(size: str, folder: Path, geometry: Geometry) -> Iterator[Figure]:
     """Both ways for one size."""
     objects = max(LEAST_OBJECTS, LEAST_BYTES // geometry.payload_bytes)
+    slots = 3 * -(-objects * geometry.object_bytes // geometry.payload_bytes)  # as many as the neighbour uses
     with (
-        Rig(folder / "root", geometry, slots=4 * objects) as rig,
-        Rig(folder / "root", geometry, slots=4 * objects, ring_name=rig.ring_name, uring=True) as second,
+        Rig(folder / "root", geometry, slots=slots) as rig,
+        Rig(folder / "root", geometry, slots=slots, ring_name=rig.ring_name, uring=True) as second,
         Neighbour.on_files(rig, objects, geometry.object_bytes) as files,
         Neighbour.on_files(rig, objects * geometry.shards, geometry.stride) as units,
     ):
