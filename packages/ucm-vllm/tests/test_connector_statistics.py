@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("vllm")
 from connectors import engine, pair, run_step
 from engine_doubles import request, scheduler_output
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from vllm.v1.outputs import KVConnectorOutput
 
 from ucm_vllm import process_counters
 from ucm_vllm.connector import UCMConnector
@@ -35,42 +37,47 @@ def test_what_is_counted_reaches_vllm_s_statistics(tmp_path: Path, monkeypatch: 
         half.shutdown()
 
 
-def test_after_the_last_request_everything_counted_goes_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing runs then, so vLLM may not ask again before the next request."""
+@pytest.fixture
+def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[UCMConnector, UCMConnector]]:
+    """Both halves, which tell nothing within an hour unless nobody may ask for long."""
     monkeypatch.setattr(process_counters, "feed", process_counters.CounterFeed(interval_s=3600))
     scheduler, worker, _ = pair(tmp_path)
     worker.get_kv_connector_stats()
+    yield scheduler, worker
+    for half in (scheduler, worker):
+        half.shutdown()
+
+
+def computed(scheduler: UCMConnector, worker: UCMConnector) -> KVConnectorOutput:
+    """The step of a request that is over with it."""
     first = request(300)
     scheduler.get_num_new_matched_tokens(first, 0)
-    run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
+    step = run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
     assert scheduler.get_kv_connector_stats() is None
     scheduler.request_finished_all_groups(first, ([],))
+    return step
+
+
+def test_after_the_last_request_everything_counted_goes_up(
+    patient: tuple[UCMConnector, UCMConnector],
+) -> None:
+    """Nothing runs then, so vLLM may not ask again before the next request."""
+    scheduler, worker = patient
+    computed(scheduler, worker)
     stats = scheduler.get_kv_connector_stats()
     assert stats is not None
     assert stats.reduce()["ucm_units_saved_total"] == 4
-    for half in (scheduler, worker):
-        half.shutdown()
 
 
 def test_the_step_that_tells_of_the_finished_takes_up_what_a_worker_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    patient: tuple[UCMConnector, UCMConnector],
 ) -> None:
     """A worker in a process of its own: the scheduler half's readings are not its."""
-    monkeypatch.setattr(process_counters, "feed", process_counters.CounterFeed(interval_s=3600))
-    scheduler, worker, _ = pair(tmp_path)
-    worker.get_kv_connector_stats()
-    first = request(300)
-    scheduler.get_num_new_matched_tokens(first, 0)
-    computed = run_step(scheduler, worker, scheduler_output([(first, 0, 300, ([1, 2, 3],))], {}))
-    assert computed.kv_connector_stats is None
-    scheduler.request_finished_all_groups(first, ([],))
+    scheduler, worker = patient
+    assert computed(scheduler, worker).kv_connector_stats is None
     stats = run_step(scheduler, worker, scheduler_output([], {})).kv_connector_stats
     assert stats is not None
     assert stats.reduce()["ucm_units_saved_total"] == 4
-    for half in (scheduler, worker):
-        half.shutdown()
 
 
 def test_statistics_of_other_processes_are_added_to_the_counters_of_this_one(tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ class LoadDouble:
         self._open = set(range(len(times)))
         self.asked: list[tuple[float, int]] = []
         self.calls: list[list[int]] = []
+        self.calls_here = 0
         self.landed: dict[int, float] = {}
 
     @property
@@ -138,6 +139,7 @@ class LoadDouble:
 
     def submit(self, shards: slice, *, urgency: int = 0, here: bool = False) -> None:
         assert self.small or not here
+        self.calls_here += here
         self.calls.append(list(range(len(self._times))[shards]))
         for shard in self.calls[-1]:
             if shard in {known for _, known in self.asked}:

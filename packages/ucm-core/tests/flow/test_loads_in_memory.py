@@ -68,7 +68,7 @@ class TestLoadsInMemory:
         bench = Bench(depth=2)
         load = bench.load(small=True)
         assert bench.run([of("r", load)]).failed == {}
-        assert load.calls == [[0, 1, 2, 3]]
+        assert (load.calls, load.calls_here) == ([[0, 1, 2, 3]], 1)
 
     def test_a_hook_that_does_not_come_fails_a_small_load_too(self) -> None:
         bench = Bench(depth=2)
@@ -91,3 +91,4 @@ class TestLoadsInMemory:
         bench.pipeline.begin_step(loads, [])
         assert load.calls[0] == [0]
         assert [0, 1, 2, 3] not in load.calls
+        assert not load.calls_here
